@@ -1,0 +1,37 @@
+// What stands behind the data pointer of every tpu storage.
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+
+#include "../device/memory.h"
+#include "value.h"
+
+namespace torch_tpu {
+
+// Holds the storage's current value and its base layout: the dense strides with which the value's dims were written.
+// Element (i, j, ...) of the value lies at element offset i * strides[0] + j * strides[1] + ... of the storage.
+struct DeviceStorage {
+  DeviceStorage(c10::DeviceIndex device, size_t nbytes) : device(device), nbytes(nbytes) {}
+  DeviceStorage(const DeviceStorage&) = delete;
+  DeviceStorage& operator=(const DeviceStorage&) = delete;
+
+  // Binds a new value whose dims lie at `base_strides`.
+  void bind(ValuePtr new_value, c10::IntArrayRef base_strides) {
+    value = Holder(std::move(new_value));
+    strides.assign(base_strides.begin(), base_strides.end());
+  }
+
+  const c10::DeviceIndex device;
+  size_t nbytes;
+  Holder value;  // empty: never written
+  Dims strides;
+  memory::Entry entry;  // accounting; the allocator registers and removes it
+};
+
+// The storage behind a tpu tensor. The tensor must be on the tpu device and have storage.
+inline DeviceStorage* storage_of(const c10::TensorImpl* tensor) {
+  const auto& storage = tensor->unsafe_storage();
+  return static_cast<DeviceStorage*>(storage.unsafeGetStorageImpl()->_mutable_data_ptr_no_checks().get_context());
+}
+
+}  // namespace torch_tpu
