@@ -11,7 +11,7 @@ namespace torch_tpu {
 // Holds the storage's current value and its base layout: the dense strides with which the value's dims were written.
 // Element (i, j, ...) of the value lies at element offset i * strides[0] + j * strides[1] + ... of the storage.
 struct DeviceStorage {
-  DeviceStorage(c10::DeviceIndex device, size_t nbytes) : device(device), nbytes(nbytes) {}
+  DeviceStorage(c10::DeviceIndex device, size_t nbytes) : device(device), nbytes(nbytes), entry(device, nbytes) {}
   DeviceStorage(const DeviceStorage&) = delete;
   DeviceStorage& operator=(const DeviceStorage&) = delete;
 
@@ -25,7 +25,7 @@ struct DeviceStorage {
   size_t nbytes;
   Holder value;  // empty: never written
   Dims strides;
-  memory::Entry entry;  // accounting; the allocator registers and removes it
+  memory::Entry entry;  // accounting: reserves when constructed (throws OutOfMemoryError), releases when destroyed
 };
 
 // The storage behind a tpu tensor. The tensor must be on the tpu device and have storage.
