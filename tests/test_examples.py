@@ -1,28 +1,18 @@
 """The examples train, and a resumed run goes on exactly."""
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 
 import pytest
+import train_gpt
+import train_resnet
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
-GPT = "--layers 1 --heads 2 --width 32 --seq 32 --batch 8 --log-every 2 --eval-every 50 --eval-batches 1 --text-bytes 300000"
-
-
-def load(name: str) -> ModuleType:
-    """Import an example by its file."""
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+SIZES = "--layers 1 --heads 2 --width 32 --seq 32 --batch 8"
+GPT = f"{SIZES} --log-every 2 --eval-every 50 --eval-batches 1 --text-bytes 300000"
 
 
 def gpt(device: str, out: Path, *options: str) -> list[float]:
     """Train the small GPT and return its losses."""
-    return load("train_gpt").main([*GPT.split(), "--device", device, "--out", str(out), *options])
+    return train_gpt.main([*GPT.split(), "--device", device, "--out", str(out), *options])
 
 
 @pytest.mark.parametrize("precision", [[], ["--bf16"]], ids=["float32", "bf16"])
@@ -47,4 +37,4 @@ def test_gpt_resumes_exactly(device: str, tmp_path: Path) -> None:
 
 def test_resnet_learns_the_digits(device: str) -> None:
     """More than 97 % of the test images are named rightly."""
-    assert load("train_resnet").main(["--device", device, "--epochs", "8"]) > 0.97
+    assert train_resnet.main(["--device", device, "--epochs", "8"]) > 0.97
