@@ -44,7 +44,8 @@ struct Shape {
   Dims dims;
 };
 
-size_t bits_per_element(PJRT_Buffer_Type type);            // throws Error on a type without a fixed width
+// Host sizes: a 2 or 4-bit element takes a byte there. Both throw on a type that holds no array data.
+size_t bytes_per_element(PJRT_Buffer_Type type);
 size_t bytes_of(PJRT_Buffer_Type type, const Dims& dims);  // dense host size
 const char* type_name(PJRT_Buffer_Type type);              // the name StableHLO uses: "f32", "i64", "i1" ...
 
@@ -170,7 +171,6 @@ class Device {
   PJRT_Device* get() const { return device_; }
   const DeviceInfo& info() const { return info_; }
   int local_hardware_id() const { return local_hardware_id_; }
-  bool addressable() const { return addressable_; }
   // The plugin's own allocator statistics (bytes_in_use, bytes_limit ...); empty where it has none, as on CPU.
   std::map<std::string, int64_t> memory_stats() const;
 
@@ -179,7 +179,6 @@ class Device {
   PJRT_Device* device_;
   DeviceInfo info_;
   int local_hardware_id_ = -1;
-  bool addressable_ = false;
 };
 
 class Plugin;
@@ -279,8 +278,8 @@ class Plugin {
   Attributes attributes_;
 };
 
-// The process's client, made at first use from torch_tpu.compiler.platform's choice, and never destroyed.
-// Must be called without the GIL or with it held by the calling thread; other threads may call it meanwhile.
+// The process's client, made at first use from the choice of torch_tpu.compiler.platform, and never destroyed: XLA's
+// threads outlive static destructors. May be called from any thread, with or without the GIL.
 const std::shared_ptr<Client>& default_client();
 bool default_client_exists();
 
