@@ -48,9 +48,12 @@ struct Value final : c10::intrusive_ptr_target {
   pjrt::Buffer buffer;               // set before state becomes kReady
   std::shared_ptr<Failure> failure;  // set before state becomes kFailed
 
-  // Numbering scratch of the recorder, guarded by its lock: `number` is valid for trace `epoch`.
+  // Numbering scratch of the recorder, guarded by its lock: the value's Ref in trace `epoch`.
   uint64_t epoch = 0;
+  uint32_t producer = 0;
   uint32_t number = 0;
+  // The input of the trace whose place in a storage this one took: it may be donated to it. -1: none.
+  int32_t replaces = -1;
 };
 
 using ValuePtr = c10::intrusive_ptr<Value>;

@@ -1,0 +1,110 @@
+#include "bind.h"
+
+#include <ATen/core/jit_type.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
+
+#include "metrics.h"
+#include "queue.h"
+#include "recorder.h"
+
+namespace py = pybind11;
+
+namespace torch_tpu {
+namespace {
+
+py::object dims_tuple(const Dims& dims) {
+  py::tuple result(dims.size());
+  for (size_t i = 0; i < dims.size(); ++i) result[i] = dims[i];
+  return result;
+}
+
+py::object dtype_object(c10::ScalarType dtype) { return py::cast(static_cast<int>(dtype)); }
+
+// An argument as nested tuples: ("tensor",) | ("scalar", kind, dtype, weak) | ("list", items) | ("static", object).
+py::object argument_object(const Argument& argument) {
+  switch (argument.kind) {
+    case Argument::Kind::kTensor:
+      return py::make_tuple("tensor");
+    case Argument::Kind::kScalar:
+      return py::make_tuple("scalar", static_cast<int>(argument.scalar), dtype_object(argument.dtype), argument.weak);
+    case Argument::Kind::kList: {
+      py::list items;
+      for (const Argument& item : argument.items) items.append(argument_object(item));
+      return py::make_tuple("list", items);
+    }
+    case Argument::Kind::kStatic:
+      break;
+  }
+  return py::make_tuple("static", torch::jit::toPyObject(argument.value));
+}
+
+py::object signature_object(const Signature& signature) {
+  py::list arguments, inputs, outputs;
+  for (const Argument& a : signature.arguments) arguments.append(argument_object(a));
+  for (const InputMeta& m : signature.inputs) inputs.append(py::make_tuple(dtype_object(m.dtype), dims_tuple(m.sizes)));
+  for (const OutputMeta& m : signature.outputs) {
+    outputs.append(m.dtype == c10::ScalarType::Undefined ? py::object(py::none())
+                                                         : py::make_tuple(dtype_object(m.dtype), dims_tuple(m.sizes)));
+  }
+  return py::make_tuple(signature.id, signature.op, signature.overload, arguments, inputs, outputs, signature.site);
+}
+
+py::object ref_object(const Ref& ref) { return py::make_tuple(ref.node, ref.index); }
+
+py::dict description_object(const ProgramDescription& description) {
+  py::list inputs, nodes, outputs, donations;
+  py::dict signatures;
+  for (const InputMeta& m : description.inputs) {
+    inputs.append(py::make_tuple(dtype_object(m.dtype), dims_tuple(m.sizes)));
+  }
+  for (const NodeDescription& node : description.nodes) {
+    const py::int_ id(node.signature->id);
+    if (!signatures.contains(id)) signatures[id] = signature_object(*node.signature);
+    py::list refs;
+    for (const Ref& ref : node.inputs) refs.append(ref_object(ref));
+    nodes.append(py::make_tuple(id, refs, node.scalar_begin));
+  }
+  for (const Ref& ref : description.outputs) outputs.append(ref_object(ref));
+  for (const auto& [input, output] : description.donations) donations.append(py::make_tuple(input, output));
+  py::dict result;
+  result["device"] = static_cast<int>(description.device);
+  result["inputs"] = inputs;
+  result["signatures"] = signatures;
+  result["nodes"] = nodes;
+  result["outputs"] = outputs;
+  result["donations"] = donations;
+  result["scalar_words"] = description.scalar_words;
+  return result;
+}
+
+}  // namespace
+
+std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& description) {
+  py::gil_scoped_acquire gil;
+  try {
+    py::object executable = py::module_::import("torch_tpu.compiler.program").attr("build")(description_object(description));
+    return executable.cast<std::shared_ptr<pjrt::Executable>>();
+  } catch (py::error_already_set& error) {
+    throw std::runtime_error(error.what());  // its text needs the GIL: taken here
+  }
+}
+
+void bind_trace(py::module_& m) {
+  py::enum_<EagerMode>(m, "EagerMode")
+      .value("DEBUG", EagerMode::kDebug)
+      .value("STRICT", EagerMode::kStrict)
+      .value("FUSED", EagerMode::kFused);
+  m.def("_eager_mode", [] { return Recorder::get().mode(); });
+  m.def("_set_eager_mode", [](EagerMode mode) { Recorder::get().set_mode(mode); });
+  m.def("_set_debug_check_nan", [](bool on) { Recorder::get().debug_check_nan = on; });
+  m.def("_flush", [] {
+    auto lock = Recorder::get().lock();
+    Recorder::get().flush_all(FlushReason::kStep);
+  });
+  m.def("_synchronize", [](int device) { synchronize(static_cast<c10::DeviceIndex>(device)); });
+  m.def("_counters", &counters);
+  m.def("_shutdown", &shutdown_queue);
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,17 @@
+// Where the core meets Python.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <memory>
+
+#include "program.h"
+
+namespace torch_tpu {
+
+// Calls torch_tpu.compiler.program.build under the GIL; throws std::exception with Python's traceback text.
+std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& description);
+
+void bind_trace(pybind11::module_& m);
+
+}  // namespace torch_tpu

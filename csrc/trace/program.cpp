@@ -1,0 +1,109 @@
+#include "program.h"
+
+#include <deque>
+#include <thread>
+
+#include "bind.h"
+#include "gil.h"
+
+namespace torch_tpu {
+
+Program::State Program::wait() {
+  if (state_.load(std::memory_order_acquire) == State::kCompiling) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait(lock, [&] { return state_.load(std::memory_order_acquire) != State::kCompiling; });
+  }
+  return state_.load(std::memory_order_acquire);
+}
+
+void Program::finish(std::shared_ptr<pjrt::Executable> result) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  executable = std::move(result);
+  state_.store(State::kReady, std::memory_order_release);
+  changed_.notify_all();
+}
+
+void Program::fail(std::shared_ptr<Failure> reason) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  failure = std::move(reason);
+  state_.store(State::kFailed, std::memory_order_release);
+  changed_.notify_all();
+}
+
+std::string describe(const ProgramDescription& description) {
+  constexpr size_t kShown = 3;
+  std::string text;
+  size_t shown = 0;
+  for (size_t i = description.nodes.size(); i-- > 0 && shown < kShown;) {
+    const Signature& s = *description.nodes[i].signature;
+    if (s.op.rfind("torch_tpu::", 0) == 0 && description.nodes.size() > 1) continue;
+    text += (shown++ ? ", " : "") + s.op + (s.site.empty() ? "" : " (" + s.site + ")");
+  }
+  return text;
+}
+
+namespace {
+
+// Two threads: XLA's CPU compiler is mostly serial, and the builder holds the GIL while it makes the module.
+class CompileThreads {
+ public:
+  CompileThreads() {
+    for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { run(); });
+  }
+
+  void push(Program* program) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    pending_.push_back(program);
+    changed_.notify_one();
+  }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      stopped_ = true;
+      changed_.notify_all();
+    }
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+ private:
+  void run() {
+    while (true) {
+      Program* program;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        changed_.wait(lock, [&] { return stopped_ || !pending_.empty(); });
+        if (pending_.empty()) return;
+        program = pending_.front();
+        pending_.pop_front();
+      }
+      try {
+        program->finish(build_program(program->description));
+      } catch (const std::exception& error) {
+        auto failure = std::make_shared<Failure>();
+        failure->message = std::string(error.what()) + "\nwhile compiling " + describe(program->description);
+        program->fail(std::move(failure));
+      }
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Program*> pending_;
+  bool stopped_ = false;
+  std::vector<std::thread> threads_;
+};
+
+CompileThreads& compile_threads() {
+  static auto* instance = new CompileThreads;
+  return *instance;
+}
+
+}  // namespace
+
+void compile_async(Program* program) { compile_threads().push(program); }
+
+void shutdown_compile_threads() { compile_threads().stop(); }
+
+}  // namespace torch_tpu

@@ -1,0 +1,68 @@
+// A program: recorded nodes in order, compiled once for all traces of the same key.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "signature.h"
+#include "value.h"
+
+namespace torch_tpu {
+
+// A node's input: an external input of the program (node == 0) or result `index` of node - 1.
+struct Ref {
+  uint32_t node = 0;
+  uint32_t index = 0;
+  uint64_t word() const { return static_cast<uint64_t>(node) << 32 | index; }
+};
+
+struct NodeDescription {
+  const Signature* signature;
+  std::vector<Ref> inputs;
+  uint32_t scalar_begin;  // first word in the program's scalar parameter
+};
+
+// Everything the compiler needs to know of a program.
+struct ProgramDescription {
+  c10::DeviceIndex device = 0;
+  std::vector<InputMeta> inputs;
+  std::vector<NodeDescription> nodes;
+  std::vector<Ref> outputs;
+  std::vector<std::pair<uint32_t, uint32_t>> donations;  // (input, output) that share a buffer
+  uint32_t scalar_words = 0;
+};
+
+class Program {
+ public:
+  enum class State : uint8_t { kCompiling, kReady, kFailed };
+
+  Program(std::vector<uint64_t> key, ProgramDescription description)
+      : key(std::move(key)), description(std::move(description)) {}
+
+  // Blocks until compiled or failed. Not to be called with the GIL held.
+  State wait();
+  void finish(std::shared_ptr<pjrt::Executable> result);
+  void fail(std::shared_ptr<Failure> reason);
+
+  const std::vector<uint64_t> key;
+  const ProgramDescription description;
+  std::shared_ptr<pjrt::Executable> executable;
+  std::shared_ptr<Failure> failure;
+
+ private:
+  std::atomic<State> state_{State::kCompiling};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
+
+// The first places where the program's ops were recorded, for error messages: "aten::mul (train.py:12), ...".
+std::string describe(const ProgramDescription& description);
+
+// Compiles on the compile threads; the program is kCompiling until then.
+void compile_async(Program* program);
+void shutdown_compile_threads();
+
+}  // namespace torch_tpu

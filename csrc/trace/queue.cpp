@@ -1,0 +1,320 @@
+#include "queue.h"
+
+#include <c10/util/Exception.h>
+#include <immintrin.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+
+#include "../device/runtime.h"
+#include "gil.h"
+#include "metrics.h"
+#include "program.h"
+#include "recorder.h"
+
+namespace torch_tpu {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Long enough to bridge the gap between two recorded ops, short enough not to take a core from a running program.
+constexpr auto kSpin = std::chrono::microseconds(50);
+
+// Polls `done` for a short while; false if it did not become true.
+template <typename Done>
+bool spin_until(Done done) {
+  const auto end = Clock::now() + kSpin;
+  do {
+    for (int i = 0; i < 64; ++i) {
+      if (done()) return true;
+      _mm_pause();
+    }
+  } while (Clock::now() < end);
+  return done();
+}
+
+// Wakes host threads that wait for values and markers.
+struct Wakeups {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::atomic<int> sleepers{0};
+
+  void notify() {
+    if (sleepers.load(std::memory_order_seq_cst) == 0) return;
+    std::lock_guard<std::mutex> lock(mutex);
+    changed.notify_all();
+  }
+
+  template <typename Done>
+  void wait(Done done) {
+    if (spin_until(done)) return;
+    std::unique_lock<std::mutex> lock(mutex);
+    sleepers.fetch_add(1, std::memory_order_seq_cst);
+    changed.wait(lock, done);
+    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+  }
+};
+
+Wakeups& wakeups() {
+  static auto* instance = new Wakeups;
+  return *instance;
+}
+
+// Buffers of scalar parameters by content: a loop's constants are uploaded once.
+class ScalarBuffers {
+ public:
+  PJRT_Buffer* get(const c10::SmallVectorImpl<int32_t>& words, c10::DeviceIndex device) {
+    key_.assign(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int32_t));
+    key_.push_back(static_cast<char>(device));
+    auto found = buffers_.find(key_);
+    if (found != buffers_.end()) return found->second.get();
+    if (buffers_.size() >= kCapacity) buffers_.clear();
+    const int64_t dim = static_cast<int64_t>(words.size());
+    pjrt::Buffer buffer = client().buffer_from_host(words.data(), PJRT_Buffer_Type_S32, &dim, 1,
+                                                    torch_tpu::device(device).get());
+    return buffers_.emplace(key_, std::move(buffer)).first->second.get();
+  }
+
+ private:
+  static constexpr size_t kCapacity = 4096;
+  std::string key_;
+  std::unordered_map<std::string, pjrt::Buffer> buffers_;
+};
+
+struct Task {
+  std::unique_ptr<Launch> launch;
+  std::shared_ptr<Marker> marker;
+};
+
+class DispatchThread {
+ public:
+  DispatchThread() : thread_([this] { run(); }) {}
+
+  void push(Task task) {
+    // Bounded run-ahead: a recorder that is far in front waits, without the GIL, for the device.
+    if (size_.load(std::memory_order_relaxed) >= kCapacity) {
+      WithoutGil released;
+      wakeups().wait([&] { return size_.load(std::memory_order_acquire) < kCapacity; });
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    TORCH_CHECK(!stopped_, "the tpu runtime has been shut down");
+    tasks_.push_back(std::move(task));
+    size_.fetch_add(1, std::memory_order_release);
+    if (asleep_) changed_.notify_one();
+  }
+
+  bool idle() const { return size_.load(std::memory_order_acquire) == 0; }
+
+  void stop() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (stopped_) return;
+      stopped_ = true;
+      changed_.notify_one();
+    }
+    thread_.join();
+  }
+
+ private:
+  static constexpr int64_t kCapacity = 4096;
+
+  void run() {
+    while (true) {
+      if (size_.load(std::memory_order_acquire) == 0) {
+        spin_until([&] { return size_.load(std::memory_order_acquire) != 0; });
+      }
+      Task task;
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        asleep_ = true;
+        changed_.wait(lock, [&] { return stopped_ || !tasks_.empty(); });
+        asleep_ = false;
+        if (tasks_.empty()) return;
+        task = std::move(tasks_.front());
+        tasks_.pop_front();
+      }
+      if (task.launch) {
+        launch(*task.launch);
+        task.launch.reset();  // drops the inputs before anybody is told
+      } else {
+        complete(std::move(task.marker));
+      }
+      size_.fetch_sub(1, std::memory_order_release);
+      wakeups().notify();
+    }
+  }
+
+  void launch(Launch& work) {
+    Program& program = *work.program;
+    std::shared_ptr<Failure> failure;
+    if (program.wait() == Program::State::kFailed) {
+      failure = program.failure;
+    } else {
+      try {
+        failure = execute(work, program);
+      } catch (const pjrt::Error& error) {
+        failure = std::make_shared<Failure>();
+        failure->out_of_memory = error.code() == PJRT_Error_Code_RESOURCE_EXHAUSTED;
+        failure->message = std::string(error.what()) + "\nwhile running " + describe(program.description);
+      }
+    }
+    if (!failure) return;
+    note_failure(failure);
+    for (const ValuePtr& value : work.outputs) {
+      value->failure = failure;
+      value->state.store(Value::State::kFailed, std::memory_order_release);
+    }
+  }
+
+  // The failure of an input, or nullptr when the program was launched.
+  std::shared_ptr<Failure> execute(Launch& work, Program& program) {
+    arguments_.clear();
+    for (const ValuePtr& value : work.inputs) {
+      if (value->state.load(std::memory_order_acquire) == Value::State::kFailed) return value->failure;
+      arguments_.push_back(value->buffer.get());
+    }
+    const c10::DeviceIndex device = program.description.device;
+    if (!work.scalars.empty()) arguments_.push_back(scalars_.get(work.scalars, device));
+    results_.resize(work.outputs.size());
+    PJRT_Event* complete = nullptr;
+    program.executable->execute(arguments_.data(), arguments_.size(), results_.data(), &complete);
+    const PJRT_Api* api = client().api();
+    outstanding_.emplace_back(api, complete);
+    for (size_t i = 0; i < work.outputs.size(); ++i) {
+      work.outputs[i]->buffer = pjrt::Buffer(api, results_[i]);
+      work.outputs[i]->state.store(Value::State::kReady, std::memory_order_release);
+    }
+    while (!outstanding_.empty() && outstanding_.front().ready()) outstanding_.pop_front();
+    count(launches_);
+    return nullptr;
+  }
+
+  // Finishes the marker once every launched program has finished.
+  void complete(std::shared_ptr<Marker> marker) {
+    struct Countdown {
+      std::atomic<int64_t> left;
+      std::shared_ptr<Marker> marker;
+      void done() {
+        if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+        marker->time_ns = Clock::now().time_since_epoch().count();
+        marker->finished.store(true, std::memory_order_release);
+        wakeups().notify();
+      }
+    };
+    auto countdown = std::make_shared<Countdown>();
+    countdown->left = static_cast<int64_t>(outstanding_.size()) + 1;
+    countdown->marker = std::move(marker);
+    for (const pjrt::Event& event : outstanding_) {
+      event.on_ready([countdown](const pjrt::Error* error) {
+        if (error != nullptr) {
+          auto failure = std::make_shared<Failure>();
+          failure->message = error->what();
+          note_failure(failure);
+        }
+        countdown->done();
+      });
+    }
+    countdown->done();
+  }
+
+ public:
+  static void note_failure(const std::shared_ptr<Failure>& failure) {
+    std::lock_guard<std::mutex> lock(failures_mutex());
+    if (!unseen_failure()) unseen_failure() = failure;
+  }
+
+  static std::shared_ptr<Failure> take_failure() {
+    std::lock_guard<std::mutex> lock(failures_mutex());
+    return std::exchange(unseen_failure(), nullptr);
+  }
+
+ private:
+  static std::mutex& failures_mutex() {
+    static auto* mutex = new std::mutex;
+    return *mutex;
+  }
+  static std::shared_ptr<Failure>& unseen_failure() {
+    static auto* failure = new std::shared_ptr<Failure>;
+    return *failure;
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Task> tasks_;
+  std::atomic<int64_t> size_{0};  // queued and running
+  bool asleep_ = false;
+  bool stopped_ = false;
+
+  // Used by the thread alone.
+  std::vector<PJRT_Buffer*> arguments_;
+  std::vector<PJRT_Buffer*> results_;
+  std::deque<pjrt::Event> outstanding_;
+  ScalarBuffers scalars_;
+  Counter& launches_ = counter("launches");
+
+  std::thread thread_;  // last: starts when all else is there
+};
+
+DispatchThread& dispatch_thread() {
+  static auto* instance = new DispatchThread;
+  return *instance;
+}
+
+[[noreturn]] void throw_failure(const Failure& failure) {
+  TORCH_CHECK_WITH(OutOfMemoryError, !failure.out_of_memory, failure.message);
+  TORCH_CHECK(false, failure.message);
+}
+
+}  // namespace
+
+void Marker::wait() const {
+  WithoutGil released;
+  wakeups().wait([this] { return done(); });
+}
+
+void wait(const Value& value) {
+  using State = Value::State;
+  const auto settled = [&] {
+    const State state = value.state.load(std::memory_order_acquire);
+    return state == State::kReady || state == State::kFailed;
+  };
+  if (!settled()) {
+    WithoutGil released;
+    wakeups().wait(settled);
+  }
+  if (value.state.load(std::memory_order_acquire) == State::kReady) return;
+  value.failure->reported.store(true);
+  throw_failure(*value.failure);
+}
+
+void enqueue_launch(std::unique_ptr<Launch> launch) { dispatch_thread().push(Task{std::move(launch), nullptr}); }
+
+std::shared_ptr<Marker> enqueue_marker(c10::DeviceIndex device) {
+  Recorder& recorder = Recorder::get();
+  auto lock = recorder.lock();
+  recorder.flush(device, FlushReason::kSynchronize);
+  auto marker = std::make_shared<Marker>();
+  dispatch_thread().push(Task{nullptr, marker});
+  return marker;
+}
+
+void synchronize(c10::DeviceIndex device) {
+  enqueue_marker(device)->wait();
+  std::shared_ptr<Failure> failure = DispatchThread::take_failure();
+  if (failure && !failure->reported.exchange(true)) throw_failure(*failure);
+}
+
+bool idle(c10::DeviceIndex device) { return Recorder::get().empty(device) && dispatch_thread().idle(); }
+
+void shutdown_queue() {
+  WithoutGil released;
+  dispatch_thread().stop();
+  shutdown_compile_threads();
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,477 @@
+#include "recorder.h"
+
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "gil.h"
+#include "metrics.h"
+#include "queue.h"
+
+namespace torch_tpu {
+namespace {
+
+// Ids of the core's own nodes in signature keys; aten ops count up from 0.
+enum Internal : uint64_t { kStridedRead = 1ull << 40, kStridedWrite, kZeros, kResize };
+
+// A fused program larger than this gains nothing more from fusion and compiles ever slower.
+constexpr size_t kMaxNodes = 20000;
+constexpr size_t kMaxBytes = size_t{8} << 30;
+
+void append(KeyWords& key, c10::IntArrayRef values) {
+  key.push_back(values.size());
+  for (int64_t v : values) key.push_back(static_cast<uint64_t>(v));
+}
+
+void append(std::vector<Argument>& arguments, const std::vector<int64_t>& values) {
+  Argument argument;
+  argument.value = values;
+  arguments.push_back(std::move(argument));
+}
+
+Argument tensor_argument() {
+  Argument argument;
+  argument.kind = Argument::Kind::kTensor;
+  return argument;
+}
+
+Argument int32_list(size_t n) {
+  Argument list;
+  list.kind = Argument::Kind::kList;
+  Argument item;
+  item.kind = Argument::Kind::kScalar;
+  item.scalar = ScalarKind::kInt32;
+  item.dtype = c10::ScalarType::Int;
+  list.items.assign(n, item);
+  return list;
+}
+
+// "aten::add(Float[2, 3], Float[3]) at train.py:12".
+std::string describe(const Signature& signature) {
+  std::ostringstream text;
+  text << signature.op << "(";
+  for (size_t i = 0; i < signature.inputs.size(); ++i) {
+    const InputMeta& input = signature.inputs[i];
+    text << (i ? ", " : "") << input.dtype << c10::IntArrayRef(input.sizes);
+  }
+  text << ")";
+  const std::string site = user_site();
+  if (!site.empty()) text << " at " << site;
+  return text.str();
+}
+
+template <typename T>
+bool any_not_finite(const std::vector<char>& bytes) {
+  const T* data = reinterpret_cast<const T*>(bytes.data());
+  return std::any_of(data, data + bytes.size() / sizeof(T), [](T x) { return !std::isfinite(static_cast<float>(x)); });
+}
+
+bool holds_nan(const Value& value) {
+  if (!c10::isFloatingType(value.dtype) || c10::elementSize(value.dtype) < 2) return false;
+  std::vector<char> bytes(value.nbytes());
+  {
+    WithoutGil released;
+    value.buffer.to_host(bytes.data(), bytes.size()).await();
+  }
+  switch (value.dtype) {
+    case c10::ScalarType::Float:
+      return any_not_finite<float>(bytes);
+    case c10::ScalarType::Double: {
+      const double* data = reinterpret_cast<const double*>(bytes.data());
+      return std::any_of(data, data + bytes.size() / sizeof(double), [](double x) { return !std::isfinite(x); });
+    }
+    case c10::ScalarType::Half:
+      return any_not_finite<c10::Half>(bytes);
+    default:
+      return any_not_finite<c10::BFloat16>(bytes);
+  }
+}
+
+}  // namespace
+
+const char* flush_reason_name(FlushReason reason) {
+  switch (reason) {
+    case FlushReason::kOp:
+      return "op";
+    case FlushReason::kHostRead:
+      return "host read";
+    case FlushReason::kSynchronize:
+      return "synchronize";
+    case FlushReason::kStep:
+      return "step";
+    case FlushReason::kNodeCap:
+      return "node cap";
+    case FlushReason::kByteCap:
+      return "byte cap";
+    case FlushReason::kModeChange:
+      return "mode change";
+    case FlushReason::kCount:
+      break;
+  }
+  return "";
+}
+
+Recorder& Recorder::get() {
+  static auto* instance = new Recorder;  // outlives static destruction: tensors may die late
+  return *instance;
+}
+
+Recorder::Recorder() : traces_(memory::kMaxDevices) {
+  for (Trace& trace : traces_) trace.epoch = next_epoch_++;
+  for (size_t i = 0; i < static_cast<size_t>(FlushReason::kCount); ++i) {
+    flushes_[i] = &counter(std::string("flushes.") + flush_reason_name(static_cast<FlushReason>(i)));
+  }
+}
+
+void Recorder::set_mode(EagerMode mode) {
+  auto locked = lock();
+  flush_all(FlushReason::kModeChange);
+  mode_.store(mode);
+}
+
+// ---- Values of tensors -------------------------------------------------------------------------------------------
+
+ValuePtr Recorder::read(const c10::TensorImpl* tensor) {
+  DeviceStorage* storage = storage_of(tensor);
+  const Value* base = storage->value.get().get();
+  const c10::ScalarType dtype = tensor->dtype().toScalarType();
+  if (base != nullptr && base->dtype == dtype && tensor->storage_offset() == 0 &&
+      same_layout(base->dims, storage->strides, tensor->sizes(), tensor->strides())) {
+    return storage->value.get();
+  }
+  const c10::DeviceIndex device = storage->entry.device();
+  if (tensor->numel() == 0) return emit(zeros_signature(dtype, tensor->sizes()), {}, {}, device)[0];
+  if (base == nullptr && tensor->storage_offset() == 0 && is_dense(tensor->sizes(), tensor->strides()) &&
+      tensor->numel() * tensor->itemsize() == storage->entry.nbytes()) {
+    storage->bind(emit(zeros_signature(dtype, tensor->sizes()), {}, {}, device)[0], tensor->strides());
+    return storage->value.get();
+  }
+  return strided_read(storage, tensor);
+}
+
+void Recorder::write(const c10::TensorImpl* tensor, ValuePtr value) {
+  DeviceStorage* storage = storage_of(tensor);
+  if (tensor->numel() == 0) return;
+  if (tensor->storage_offset() == 0 && tensor->numel() * tensor->itemsize() == storage->entry.nbytes() &&
+      is_dense(tensor->sizes(), tensor->strides())) {
+    replace(storage, std::move(value), tensor->strides());
+    return;
+  }
+  strided_write(storage, tensor, std::move(value));
+}
+
+// Binds a value and remembers which of the trace's inputs it took the place of.
+void Recorder::replace(DeviceStorage* storage, ValuePtr value, c10::IntArrayRef strides) {
+  const Trace& trace = traces_[storage->entry.device()];
+  const Value* old = storage->value.get().get();
+  if (old != nullptr && old->epoch == trace.epoch && value->epoch == trace.epoch && value->producer != 0) {
+    value->replaces = old->producer == 0 ? static_cast<int32_t>(old->number) : old->replaces;
+  }
+  storage->bind(std::move(value), strides);
+}
+
+// The storage's value; a storage never written reads as zeros.
+ValuePtr Recorder::base_value(DeviceStorage* storage, c10::ScalarType dtype) {
+  if (!storage->value) {
+    const int64_t count = static_cast<int64_t>(storage->entry.nbytes() / c10::elementSize(dtype));
+    storage->bind(emit(zeros_signature(dtype, {count}), {}, {}, storage->entry.device())[0], {1});
+  }
+  return storage->value.get();
+}
+
+namespace {
+
+c10::SmallVector<int32_t, 8> start_words(const StridedPlan& plan) {
+  c10::SmallVector<int32_t, 8> words;
+  for (int64_t s : plan.start) words.push_back(static_cast<int32_t>(s));
+  return words;
+}
+
+bool starts_at_zero(const StridedPlan& plan) {
+  return std::all_of(plan.start.begin(), plan.start.end(), [](int64_t s) { return s == 0; });
+}
+
+int64_t count_as(const Value& base, c10::ScalarType dtype) {
+  return static_cast<int64_t>(base.nbytes() / c10::elementSize(dtype));
+}
+
+}  // namespace
+
+ValuePtr Recorder::strided_read(DeviceStorage* storage, const c10::TensorImpl* tensor) {
+  const ValuePtr base = base_value(storage, tensor->dtype().toScalarType());
+  StridedPlan plan = plan_strided(count_as(*base, tensor->dtype().toScalarType()), tensor->sizes(), tensor->strides(),
+                                  tensor->storage_offset());
+  if (plan.gather) plan.start = {tensor->storage_offset()};
+  const bool dynamic_start = !starts_at_zero(plan);
+  const Signature& signature = strided_signature(false, *base, storage->strides, tensor, plan, dynamic_start);
+  const ValuePtr inputs[] = {base};
+  const auto words = dynamic_start ? start_words(plan) : c10::SmallVector<int32_t, 8>{};
+  return emit(signature, inputs, words, base->device)[0];
+}
+
+void Recorder::strided_write(DeviceStorage* storage, const c10::TensorImpl* tensor, ValuePtr value) {
+  const ValuePtr base = base_value(storage, tensor->dtype().toScalarType());
+  StridedPlan plan = plan_strided(count_as(*base, tensor->dtype().toScalarType()), tensor->sizes(), tensor->strides(),
+                                  tensor->storage_offset());
+  if (plan.gather) plan.start = {tensor->storage_offset()};
+  const bool dynamic_start = !starts_at_zero(plan);
+  const Signature& signature = strided_signature(true, *base, storage->strides, tensor, plan, dynamic_start);
+  const ValuePtr inputs[] = {base, std::move(value)};
+  const auto words = dynamic_start ? start_words(plan) : c10::SmallVector<int32_t, 8>{};
+  const Dims strides = storage->strides;
+  replace(storage, emit(signature, inputs, words, base->device)[0], strides);
+}
+
+void Recorder::resize(DeviceStorage* storage, size_t nbytes) {
+  if (storage->value) {
+    const ValuePtr base = storage->value.get();
+    const int64_t count = static_cast<int64_t>(nbytes / c10::elementSize(base->dtype));
+    const ValuePtr inputs[] = {base};
+    storage->bind(emit(resize_signature(*base, storage->strides, count), inputs, {}, base->device)[0], {1});
+  }
+  storage->entry.resize(nbytes);
+}
+
+// ---- Signatures of the core's own nodes --------------------------------------------------------------------------
+
+const Signature& Recorder::strided_signature(bool write, const Value& base, c10::IntArrayRef base_strides,
+                                             const c10::TensorImpl* tensor, const StridedPlan& plan,
+                                             bool dynamic_start) {
+  const c10::ScalarType dtype = tensor->dtype().toScalarType();
+  KeyWords key{write ? kStridedWrite : kStridedRead, static_cast<uint64_t>(base.dtype), static_cast<uint64_t>(dtype),
+               static_cast<uint64_t>(plan.gather) << 1 | static_cast<uint64_t>(dynamic_start)};
+  append(key, base.dims);
+  append(key, base_strides);
+  append(key, tensor->sizes());
+  append(key, tensor->strides());
+  append(key, plan.radix);
+  const uint64_t hash = hash_words(key.data(), key.size());
+  if (const Signature* found = signatures.find(key, hash)) return *found;
+
+  auto s = std::make_unique<Signature>();
+  s->hash = hash;
+  s->key.assign(key.begin(), key.end());
+  s->op = write ? "torch_tpu::strided_write" : "torch_tpu::strided_read";
+  s->arguments.push_back(tensor_argument());
+  s->inputs.push_back({base.dtype, base.dims});
+  if (write) {
+    s->arguments.push_back(tensor_argument());
+    s->inputs.push_back({dtype, Dims(tensor->sizes().begin(), tensor->sizes().end())});
+  }
+  s->arguments.push_back(int32_list(dynamic_start ? plan.start.size() : 0));
+  s->scalar_words = dynamic_start ? static_cast<uint32_t>(plan.start.size()) : 0;
+  append(s->arguments, base_strides.vec());
+  append(s->arguments, tensor->sizes().vec());
+  append(s->arguments, tensor->strides().vec());
+  append(s->arguments, std::vector<int64_t>(plan.radix.begin(), plan.radix.end()));
+  append(s->arguments, std::vector<int64_t>(plan.extent.begin(), plan.extent.end()));
+  append(s->arguments, std::vector<int64_t>(plan.order.begin(), plan.order.end()));
+  Argument gather;
+  gather.value = plan.gather;
+  s->arguments.push_back(std::move(gather));
+  if (write) {
+    s->outputs.push_back({base.dtype, base.dims, Dims(base_strides.begin(), base_strides.end())});
+  } else {
+    s->outputs.push_back({dtype, Dims(tensor->sizes().begin(), tensor->sizes().end()), {}});
+  }
+  return signatures.insert(std::move(s));
+}
+
+const Signature& Recorder::zeros_signature(c10::ScalarType dtype, c10::IntArrayRef sizes) {
+  KeyWords key{kZeros, static_cast<uint64_t>(dtype)};
+  append(key, sizes);
+  const uint64_t hash = hash_words(key.data(), key.size());
+  if (const Signature* found = signatures.find(key, hash)) return *found;
+  auto s = std::make_unique<Signature>();
+  s->hash = hash;
+  s->key.assign(key.begin(), key.end());
+  s->op = "torch_tpu::zeros";
+  s->outputs.push_back({dtype, Dims(sizes.begin(), sizes.end()), {}});
+  return signatures.insert(std::move(s));
+}
+
+const Signature& Recorder::resize_signature(const Value& base, c10::IntArrayRef base_strides, size_t count) {
+  KeyWords key{kResize, static_cast<uint64_t>(base.dtype), count};
+  append(key, base.dims);
+  append(key, base_strides);
+  const uint64_t hash = hash_words(key.data(), key.size());
+  if (const Signature* found = signatures.find(key, hash)) return *found;
+  auto s = std::make_unique<Signature>();
+  s->hash = hash;
+  s->key.assign(key.begin(), key.end());
+  s->op = "torch_tpu::resize";
+  s->arguments.push_back(tensor_argument());
+  s->inputs.push_back({base.dtype, base.dims});
+  append(s->arguments, base_strides.vec());
+  s->outputs.push_back({base.dtype, Dims{static_cast<int64_t>(count)}, {}});
+  return signatures.insert(std::move(s));
+}
+
+// ---- Nodes and programs ------------------------------------------------------------------------------------------
+
+Ref Recorder::number(Trace& trace, const ValuePtr& value) {
+  if (value->epoch != trace.epoch) {  // seen for the first time by this trace: an external input
+    value->epoch = trace.epoch;
+    value->number = static_cast<uint32_t>(trace.inputs.size());
+    value->producer = 0;
+    trace.inputs.push_back(value);
+  }
+  return Ref{value->producer, value->number};
+}
+
+Recorder::Values Recorder::emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs,
+                                c10::ArrayRef<int32_t> scalars, c10::DeviceIndex device) {
+  Trace& trace = traces_[device];
+  Node node{&signature, {}, static_cast<uint32_t>(trace.refs.size()), static_cast<uint32_t>(trace.scalars.size())};
+  trace.key.push_back(signature.id);
+  for (const ValuePtr& input : inputs) {
+    const Ref ref = number(trace, input);
+    trace.refs.push_back(ref);
+    trace.key.push_back(ref.word());
+  }
+  trace.scalars.append(scalars.begin(), scalars.end());
+  const uint32_t producer = static_cast<uint32_t>(trace.nodes.size()) + 1;
+  for (size_t i = 0; i < signature.outputs.size(); ++i) {
+    const OutputMeta& meta = signature.outputs[i];
+    if (meta.dtype == c10::ScalarType::Undefined) {
+      node.outputs.emplace_back();
+      continue;
+    }
+    auto value = c10::make_intrusive<Value>(meta.dtype, meta.sizes, device);
+    value->epoch = trace.epoch;
+    value->producer = producer;
+    value->number = static_cast<uint32_t>(i);
+    trace.bytes += value->nbytes();
+    node.outputs.push_back(std::move(value));
+  }
+  Values results = node.outputs;
+  trace.nodes.push_back(std::move(node));
+  return results;
+}
+
+void Recorder::boundary(c10::DeviceIndex device) {
+  const Trace& trace = traces_[device];
+  if (mode() == EagerMode::kStrict) {
+    flush(device, FlushReason::kOp);
+  } else if (mode() == EagerMode::kDebug) {
+    flush_and_check(device);
+  } else if (trace.nodes.size() > kMaxNodes) {
+    flush(device, FlushReason::kNodeCap);
+  } else if (trace.bytes > kMaxBytes) {
+    flush(device, FlushReason::kByteCap);
+  }
+}
+
+// Debug mode: waits for the op and looks at what it made, so that the error is raised at the user's line.
+void Recorder::flush_and_check(c10::DeviceIndex device) {
+  if (traces_[device].nodes.empty()) return;
+  const std::vector<Node> nodes = traces_[device].nodes;
+  flush(device, FlushReason::kOp);
+  const auto is_aten = [](const Node& node) { return node.signature->op.rfind("torch_tpu::", 0) != 0; };
+  const auto main = std::find_if(nodes.begin(), nodes.end(), is_aten);
+  const Signature& signature = *(main == nodes.end() ? nodes.back() : *main).signature;
+  for (const Node& node : nodes) {
+    for (const ValuePtr& value : node.outputs) {
+      if (!value || value->state.load() == Value::State::kPending) continue;  // dead: it was never computed
+      try {
+        wait(*value);
+        if (debug_check_nan && holds_nan(*value)) TORCH_CHECK(false, "NaN or Inf in the result");
+      } catch (const c10::OutOfMemoryError& error) {
+        TORCH_CHECK_WITH(OutOfMemoryError, false, error.what_without_backtrace(), "
+in ", describe(signature));
+      } catch (const c10::Error& error) {
+        TORCH_CHECK(false, error.what_without_backtrace(), "
+in ", describe(signature));
+      }
+    }
+  }
+}
+
+void Recorder::flush_all(FlushReason reason) {
+  for (size_t d = 0; d < traces_.size(); ++d) flush(static_cast<c10::DeviceIndex>(d), reason);
+}
+
+void Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
+  Trace& trace = traces_[device];
+  if (trace.nodes.empty()) return;
+
+  auto launch = std::make_unique<Launch>();
+  std::vector<Ref> outputs;
+  for (size_t n = 0; n < trace.nodes.size(); ++n) {
+    const Values& values = trace.nodes[n].outputs;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!values[i] || values[i]->holders.load(std::memory_order_acquire) == 0) continue;
+      outputs.push_back(Ref{static_cast<uint32_t>(n + 1), static_cast<uint32_t>(i)});
+      launch->outputs.push_back(values[i]);
+    }
+  }
+  if (!outputs.empty()) {
+    // An input that nobody sees any more gives its buffer to the value that took its place.
+    std::vector<std::pair<uint32_t, uint32_t>> donations;
+    for (size_t i = 0; i < launch->outputs.size(); ++i) {
+      if (launch->outputs[i]->replaces < 0) continue;
+      const uint32_t input = static_cast<uint32_t>(launch->outputs[i]->replaces);
+      const Value& replaced = *trace.inputs[input];
+      if (replaced.holders.load(std::memory_order_acquire) != 0) continue;
+      if (replaced.dtype != launch->outputs[i]->dtype || replaced.dims != launch->outputs[i]->dims) continue;
+      const auto taken = [&](const auto& donation) { return donation.first == input; };
+      if (std::any_of(donations.begin(), donations.end(), taken)) continue;
+      donations.emplace_back(input, static_cast<uint32_t>(i));
+    }
+    launch->program = find_or_compile(trace, outputs, donations, device);
+    launch->inputs.assign(trace.inputs.begin(), trace.inputs.end());
+    launch->scalars.assign(trace.scalars.begin(), trace.scalars.end());
+    for (const ValuePtr& value : launch->outputs) {
+      value->state.store(Value::State::kQueued, std::memory_order_release);
+    }
+    count(*flushes_[static_cast<size_t>(reason)]);
+  }
+  reset(trace);
+  if (launch->program != nullptr) enqueue_launch(std::move(launch));
+}
+
+Program* Recorder::find_or_compile(Trace& trace, const std::vector<Ref>& outputs,
+                                   const std::vector<std::pair<uint32_t, uint32_t>>& donations,
+                                   c10::DeviceIndex device) {
+  std::vector<uint64_t>& key = trace.key;
+  key.push_back(~static_cast<uint64_t>(device));
+  for (const Ref& ref : outputs) key.push_back(ref.word());
+  for (const auto& [input, output] : donations) key.push_back(static_cast<uint64_t>(input) << 32 | output | 1ull << 63);
+  auto& bucket = programs_[hash_words(key.data(), key.size())];
+  for (const auto& program : bucket) {
+    if (program->key == key) return program.get();
+  }
+
+  static Counter& programs = counter("programs");
+  count(programs);
+  ProgramDescription description;
+  description.device = device;
+  for (const ValuePtr& input : trace.inputs) description.inputs.push_back({input->dtype, input->dims});
+  for (size_t n = 0; n < trace.nodes.size(); ++n) {
+    const Node& node = trace.nodes[n];
+    const size_t end = n + 1 < trace.nodes.size() ? trace.nodes[n + 1].first_ref : trace.refs.size();
+    description.nodes.push_back(
+        {node.signature, {trace.refs.begin() + node.first_ref, trace.refs.begin() + end}, node.first_scalar});
+  }
+  description.outputs = outputs;
+  description.donations = donations;
+  description.scalar_words = static_cast<uint32_t>(trace.scalars.size());
+  bucket.push_back(std::make_unique<Program>(key, std::move(description)));
+  compile_async(bucket.back().get());
+  return bucket.back().get();
+}
+
+void Recorder::reset(Trace& trace) {
+  trace.epoch = next_epoch_++;
+  trace.nodes.clear();
+  trace.refs.clear();
+  trace.inputs.clear();
+  trace.scalars.clear();
+  trace.key.clear();
+  trace.bytes = 0;
+}
+
+}  // namespace torch_tpu

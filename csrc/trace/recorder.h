@@ -1,0 +1,99 @@
+// Records ops as nodes over values and hands them over as programs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "metrics.h"
+#include "program.h"
+#include "signature.h"
+#include "storage.h"
+#include "strided.h"
+#include "value.h"
+
+namespace torch_tpu {
+
+enum class EagerMode : uint8_t { kDebug, kStrict, kFused };
+
+// Why recorded nodes were handed over.
+enum class FlushReason : uint8_t { kOp, kHostRead, kSynchronize, kStep, kNodeCap, kByteCap, kModeChange, kCount };
+
+const char* flush_reason_name(FlushReason reason);
+
+class Recorder {
+ public:
+  static Recorder& get();
+
+  // Guards everything below and every DeviceStorage. Recursive, as PyTorch code run while recording may record.
+  std::unique_lock<std::recursive_mutex> lock() { return lock_without_gil(mutex_); }
+
+  EagerMode mode() const { return mode_.load(std::memory_order_relaxed); }
+  // A mode change is a boundary: what is recorded runs under the old mode.
+  void set_mode(EagerMode mode);
+
+  // The dense value of a tpu tensor, its view resolved.
+  ValuePtr read(const c10::TensorImpl* tensor);
+  // Makes `value` (of the tensor's sizes and dtype) the contents of a tpu tensor; all its aliases see it.
+  void write(const c10::TensorImpl* tensor, ValuePtr value);
+  // Keeps the first bytes of a storage whose size changes to `nbytes`; the new ones are zero.
+  void resize(DeviceStorage* storage, size_t nbytes);
+
+  using Values = c10::SmallVector<ValuePtr, 4>;
+  // Appends a node; its results are one value per signature output, nullptr for an undefined one.
+  Values emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs, c10::ArrayRef<int32_t> scalars,
+              c10::DeviceIndex device);
+
+  // The end of one aten op: where strict and debug mode hand over, and fused mode looks at its caps.
+  void boundary(c10::DeviceIndex device);
+  void flush(c10::DeviceIndex device, FlushReason reason);
+  void flush_all(FlushReason reason);
+  bool empty(c10::DeviceIndex device) { return traces_[device].nodes.empty(); }
+
+  SignatureTable signatures;
+  std::atomic<bool> debug_check_nan{false};
+
+ private:
+  struct Node {
+    const Signature* signature;
+    Values outputs;
+    uint32_t first_ref;  // in Trace::refs
+    uint32_t first_scalar;
+  };
+  struct Trace {
+    uint64_t epoch = 0;
+    std::vector<Node> nodes;
+    std::vector<Ref> refs;
+    std::vector<ValuePtr> inputs;
+    c10::SmallVector<int32_t, 64> scalars;
+    std::vector<uint64_t> key;
+    size_t bytes = 0;
+  };
+
+  Recorder();
+  Ref number(Trace& trace, const ValuePtr& value);
+  ValuePtr base_value(DeviceStorage* storage, c10::ScalarType dtype);
+  ValuePtr strided_read(DeviceStorage* storage, const c10::TensorImpl* tensor);
+  void strided_write(DeviceStorage* storage, const c10::TensorImpl* tensor, ValuePtr value);
+  const Signature& strided_signature(bool write, const Value& base, c10::IntArrayRef base_strides,
+                                     const c10::TensorImpl* tensor, const StridedPlan& plan, bool dynamic_start);
+  const Signature& zeros_signature(c10::ScalarType dtype, c10::IntArrayRef sizes);
+  const Signature& resize_signature(const Value& base, c10::IntArrayRef base_strides, size_t count);
+  Program* find_or_compile(Trace& trace, const std::vector<Ref>& outputs,
+                           const std::vector<std::pair<uint32_t, uint32_t>>& donations, c10::DeviceIndex device);
+  void replace(DeviceStorage* storage, ValuePtr value, c10::IntArrayRef strides);
+  void flush_and_check(c10::DeviceIndex device);
+  void reset(Trace& trace);
+
+  std::recursive_mutex mutex_;
+  std::atomic<EagerMode> mode_{EagerMode::kStrict};
+  uint64_t next_epoch_ = 1;
+  std::vector<Trace> traces_;  // by device
+  std::unordered_map<uint64_t, std::vector<std::unique_ptr<Program>>> programs_;
+  Counter* flushes_[static_cast<size_t>(FlushReason::kCount)];
+};
+
+}  // namespace torch_tpu
