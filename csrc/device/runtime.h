@@ -3,33 +3,30 @@
 
 #include <c10/core/Device.h>
 
-#include <memory>
-
 #include "../pjrt/pjrt.h"
 
 namespace torch_tpu {
 
-// The number of devices; 0 when there is none or the choice of platform fails. Never throws. It may load the plugin,
-// as only the client knows, but never in a forked child.
+// The number of devices. Never throws and never initialises: until the client exists it is what the environment and the
+// machine's PCI bus tell, because autograd asks for it in programs that use no tpu. 0 after a failed initialisation.
 c10::DeviceIndex device_count() noexcept;
-// The number that the environment alone tells, or -1: for callers that must not initialise anything.
-c10::DeviceIndex device_count_without_init() noexcept;
 
 // True once the client exists.
 bool initialized() noexcept;
-// Makes the client at its first call; throws what went wrong, and again at every later call. Throws in a forked child
-// of a process that had a client, as neither XLA's threads nor a TPU survive a fork.
+// Makes the client at its first call, or throws what went wrong. Also throws in a child forked from a process that had
+// a client: neither XLA's threads nor a TPU survive a fork.
 void ensure_initialized();
+// True in such a child.
 bool in_bad_fork() noexcept;
 
-// Initialises if need be.
+// These initialise if need be.
 const pjrt::Client& client();
-const pjrt::Device& device(c10::DeviceIndex index);
-bool is_cpu();  // the platform is XLA's CPU plugin
+const pjrt::Device& device(c10::DeviceIndex index);  // throws on an index that does not exist
+bool is_cpu();                                       // the platform is an XLA CPU plugin
 
 // The calling thread's current device.
 c10::DeviceIndex current_device() noexcept;
 void set_current_device(c10::DeviceIndex index);                    // throws on an index that does not exist
-c10::DeviceIndex exchange_device(c10::DeviceIndex index) noexcept;  // unchecked
+c10::DeviceIndex exchange_device(c10::DeviceIndex index) noexcept;  // unchecked; returns the previous one
 
 }  // namespace torch_tpu
