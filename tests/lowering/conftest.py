@@ -1,0 +1,6 @@
+"""Makes `harness` importable from the family tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,1 @@
+"""ATen to StableHLO: one file a family, one registry for every mode."""
