@@ -1,0 +1,1 @@
+"""Benchmarks (`python -m benchmarks.run`) and the op coverage table (`python -m benchmarks.coverage`)."""
