@@ -36,22 +36,12 @@ void bind_device(py::module_& m) {
   def("_in_bad_fork", [] { return in_bad_fork(); });
   def("_current_device", [] { return static_cast<int>(current_device()); });
   def("_set_device", [](int64_t index) { set_current_device(checked(index)); });
-  m.def("_synchronize", torch::wrap_pybind_function_no_gil([](int64_t index) { stream::synchronize(checked(index)); }));
 
-  def("_memory_stats", [](int64_t index) {
-    const memory::Stats stats = memory::stats(checked(index));
-    std::map<std::string, int64_t> out{{"num_ooms", stats.num_ooms}};
-    for (const auto& [name, stat] : {std::pair("bytes", &stats.bytes), std::pair("count", &stats.allocations)}) {
-      out[std::string(name) + ".current"] = stat->current;
-      out[std::string(name) + ".peak"] = stat->peak;
-      out[std::string(name) + ".allocated"] = stat->allocated;
-      out[std::string(name) + ".freed"] = stat->freed;
-    }
-    return out;
-  });
   def("_memory_limit", [](int64_t index) { return memory::limit(checked(index)); });
-  def("_set_memory_limit",
-      [](int64_t index, std::optional<size_t> nbytes) { memory::set_limit(checked(index), nbytes); });
+  def("_set_memory_limit", [](int64_t index, std::optional<size_t> nbytes) {
+    if (index >= 0) return memory::set_limit(checked(index), nbytes);
+    for (int i = 0; i < memory::kMaxDevices; ++i) memory::set_limit(static_cast<c10::DeviceIndex>(i), nbytes);
+  });
   def("_memory_capacity", [](int64_t index) { return memory::capacity(checked(index)); });
   def("_memory_report", [](int64_t index, size_t lines) { return memory::report(checked(index), lines); });
   def("_parse_size", [](const std::string& text) { return memory::parse_size(text); });

@@ -6,7 +6,6 @@
 #include <array>
 #include <cctype>
 #include <cmath>
-#include <cstdlib>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -99,12 +98,6 @@ struct Device {
 
 namespace {
 
-std::optional<size_t> limit_from_environment() {
-  const char* text = std::getenv("TORCH_TPU_MEMORY_LIMIT");
-  if (text == nullptr || *text == '\0') return std::nullopt;
-  return parse_size(text);
-}
-
 std::array<Device, kMaxDevices>& devices() {
   static auto* all = new std::array<Device, kMaxDevices>();  // leaked: storages may outlive static destruction
   return *all;
@@ -113,23 +106,6 @@ std::array<Device, kMaxDevices>& devices() {
 Device& at(c10::DeviceIndex index) {
   TORCH_CHECK(index >= 0, "tpu device index must not be negative, got ", static_cast<int>(index));
   return devices()[index];
-}
-
-void refresh_limit(Device& device) {
-  static const std::optional<size_t> from_environment = limit_from_environment();
-  device.limit = device.override_limit.value_or(from_environment.value_or(device.capacity));
-}
-
-// Runs before the first allocation is counted, so that a limit holds even where the runtime never reports a capacity.
-void load_limits() {
-  static const bool loaded = [] {
-    for (Device& device : devices()) {
-      std::lock_guard<std::mutex> lock(device.mutex);
-      refresh_limit(device);
-    }
-    return true;
-  }();
-  (void)loaded;
 }
 
 void profile(const Entry* entry, int64_t delta, size_t total) {
@@ -159,7 +135,6 @@ Entry::~Entry() {
 }
 
 void Entry::resize(size_t nbytes) {
-  load_limits();
   Device& device = at(device_);
   const auto delta = static_cast<int64_t>(nbytes) - static_cast<int64_t>(nbytes_);
   size_t total = 0;
@@ -215,25 +190,23 @@ void reset_accumulated(c10::DeviceIndex index) {
 }
 
 size_t limit(c10::DeviceIndex index) {
-  load_limits();
   Device& device = at(index);
   std::lock_guard<std::mutex> lock(device.mutex);
   return device.limit;
 }
 
 void set_limit(c10::DeviceIndex index, std::optional<size_t> nbytes) {
-  load_limits();
   Device& device = at(index);
   std::lock_guard<std::mutex> lock(device.mutex);
   device.override_limit = nbytes;
-  refresh_limit(device);
+  device.limit = nbytes.value_or(device.capacity);
 }
 
 void set_capacity(c10::DeviceIndex index, size_t nbytes) {
   Device& device = at(index);
   std::lock_guard<std::mutex> lock(device.mutex);
   device.capacity = nbytes;
-  refresh_limit(device);
+  device.limit = device.override_limit.value_or(nbytes);
 }
 
 size_t capacity(c10::DeviceIndex index) {

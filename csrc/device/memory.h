@@ -56,7 +56,7 @@ Stats stats(c10::DeviceIndex device);
 void reset_peak(c10::DeviceIndex device);
 void reset_accumulated(c10::DeviceIndex device);
 
-// The limit in force on a device: what set_limit() gave it, else TORCH_TPU_MEMORY_LIMIT, else the device's own memory.
+// The limit in force on a device: what set_limit() gave it, else the device's own memory.
 size_t limit(c10::DeviceIndex device);
 void set_limit(c10::DeviceIndex device, std::optional<size_t> nbytes);
 // The device's own memory, which the runtime learns from the plugin. Unlimited until then.

@@ -2,18 +2,19 @@
 
 #include <c10/util/Exception.h>
 #include <pthread.h>
+#include <pybind11/pybind11.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <limits>
-#include <map>
-#include <string>
+#include <mutex>
 
+#include "../trace/gil.h"
 #include "memory.h"
+
+namespace py = pybind11;
 
 namespace torch_tpu {
 
@@ -24,48 +25,15 @@ enum class State { kUnused, kReady, kFailed, kForked };
 std::atomic<State> state{State::kUnused};
 thread_local c10::DeviceIndex current = 0;
 
-std::string environment(const char* name) {
-  const char* value = std::getenv(name);
-  return value == nullptr ? "" : value;
-}
-
-std::string first_word(const std::filesystem::path& file) {
-  std::string word;
-  std::ifstream(file) >> word;
-  return word;
-}
-
-// How many XLA devices the TPU chips on this machine's PCI bus are.
-int tpu_devices_on_bus() {
-  static const std::map<std::string, int> devices_per_chip = {
-      {"0x0027", 2},  // v2, v3
-      {"0x005e", 1},  // v4
-      {"0x0062", 1},  // v5p
-      {"0x0063", 1},  // v5e
-      {"0x006f", 1},  // v6e
-      {"0x0076", 2},  // tpu7x
-  };
-  int count = 0;
-  std::error_code none;
-  for (const auto& entry : std::filesystem::directory_iterator("/sys/bus/pci/devices", none)) {
-    if (first_word(entry.path() / "vendor") != "0x1ae0") continue;
-    const auto chip = devices_per_chip.find(first_word(entry.path() / "device"));
-    if (chip != devices_per_chip.end()) count += chip->second;
+// Counting devices is the platform module's business; what goes wrong there is reported by ensure_initialized().
+int expected_devices() noexcept {
+  if (!Py_IsInitialized()) return 0;
+  const py::gil_scoped_acquire gil;
+  try {
+    return py::module_::import("torch_tpu.compiler.platform").attr("device_count")().cast<int>();
+  } catch (const std::exception&) {
+    return 0;
   }
-  return count;
-}
-
-int expected_devices() {
-  const std::string platform = environment("TORCH_TPU_PLATFORM");
-  if (platform != "cpu") {
-    const int count = tpu_devices_on_bus();
-    if (count > 0 || platform == "tpu") {
-      const std::string visible = environment("TPU_VISIBLE_CHIPS");
-      return visible.empty() ? count : 1 + static_cast<int>(std::count(visible.begin(), visible.end(), ','));
-    }
-  }
-  const std::string devices = environment("TORCH_TPU_CPU_DEVICES");
-  return devices.empty() ? 1 : std::atoi(devices.c_str());
 }
 
 c10::DeviceIndex clamp(size_t count) {
@@ -89,22 +57,26 @@ size_t capacity_of(const pjrt::Device& device) {
 }
 
 [[noreturn]] void throw_forked() {
-  TORCH_CHECK(false,
-              "Cannot use tpu in a forked child process: its parent had already initialised the device, which does not "
-              "survive a fork. Start the process with the 'spawn' method (torch.multiprocessing.set_start_method"
-              "('spawn')), or make the first use of tpu after the fork.");
-  std::abort();  // not reached
+  C10_THROW_ERROR(
+      Error,
+      "Cannot use tpu in a forked child process: its parent had already initialised the device, which does not "
+      "survive a fork. Start the process with the 'spawn' method (torch.multiprocessing.set_start_method"
+      "('spawn')), or make the first use of tpu after the fork.");
 }
 
 void initialize() {
-  static const bool watching = [] {
-    pthread_atfork(nullptr, nullptr, [] {
-      if (state.load() == State::kReady) state.store(State::kForked);
-    });
-    return true;
-  }();
-  (void)watching;
+  static auto* mutex = new std::mutex();
+  const auto lock = lock_without_gil(*mutex);
+  if (initialized()) return;
+  static const int watching = pthread_atfork(nullptr, nullptr, [] {
+    if (initialized()) state.store(State::kForked);
+  });
+  TORCH_CHECK(watching == 0, "pthread_atfork failed");
   try {
+    {
+      const py::gil_scoped_acquire gil;
+      py::module_::import("torch_tpu.tpu").attr("_apply_environment")();
+    }
     const auto& devices = pjrt::default_client()->devices();
     for (c10::DeviceIndex i = 0; i < clamp(devices.size()); ++i) memory::set_capacity(i, capacity_of(devices[i]));
   } catch (...) {
@@ -126,7 +98,7 @@ c10::DeviceIndex device_count() noexcept {
     case State::kUnused:
       break;
   }
-  return clamp(static_cast<size_t>(std::max(expected_devices(), 0)));
+  return clamp(static_cast<size_t>(expected_devices()));
 }
 
 bool initialized() noexcept { return state.load(std::memory_order_acquire) == State::kReady; }

@@ -8,7 +8,7 @@
 namespace torch_tpu {
 
 // The number of devices. Never throws and never initialises: until the client exists it is what the environment and the
-// machine's PCI bus tell, because autograd asks for it in programs that use no tpu. 0 after a failed initialisation.
+// machine tell, because autograd asks for it in programs that use no tpu. 0 after a failed initialisation.
 c10::DeviceIndex device_count() noexcept;
 
 // True once the client exists.
