@@ -27,6 +27,9 @@ Fn* function(const PJRT_Api* api, Fn* PJRT_Api::* member, const char* name) {
 
 inline std::string to_string(const char* data, size_t size) { return size ? std::string(data, size) : std::string(); }
 
+// A CompileOptionsProto with num_replicas = num_partitions = 1: plugins abort the process on an empty one.
+inline constexpr std::string_view kDefaultCompileOptions("\x1a\x04\x20\x01\x28\x01", 6);
+
 Attributes to_attributes(const PJRT_NamedValue* values, size_t count);
 // Points into `attributes`, which must outlive it.
 std::vector<PJRT_NamedValue> to_named_values(const Attributes& attributes);

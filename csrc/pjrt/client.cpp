@@ -150,6 +150,7 @@ std::shared_ptr<Executable> Client::compile(std::string_view program, std::strin
   PJRT_ARGS(PJRT_Client_Compile, args);
   args.client = client_;
   args.program = &source;
+  if (options.empty()) options = kDefaultCompileOptions;
   args.compile_options = options.data();
   args.compile_options_size = options.size();
   PJRT_CALL(api_, PJRT_Client_Compile, args);

@@ -197,7 +197,8 @@ class Topology {
   std::vector<DeviceInfo> devices() const;
   Attributes attributes() const;
   std::string serialize() const;  // for cache keys
-  // `format` is "mlir" (StableHLO text, bytecode or portable artifact) or "hlo"; `options` is a CompileOptionsProto.
+  // `format` is "mlir" (StableHLO text, bytecode or portable artifact) or "hlo"; `options` is a CompileOptionsProto
+  // (torch_tpu/compiler/options.py encodes one); empty stands for one replica and one partition.
   std::shared_ptr<Executable> compile(std::string_view program, std::string_view format,
                                       std::string_view options) const;
 

@@ -13,8 +13,23 @@ namespace {
 // The oldest API this layer was run against.
 constexpr int kOldestMinor = 81;
 
+// Plugins read their log level when they are loaded. Unless the user chose one, only fatal lines go to stderr: errors
+// arrive as exceptions.
+class QuietLoad {
+ public:
+  QuietLoad() { setenv(kVariable, "3", 0); }
+  ~QuietLoad() {
+    if (!was_set_) unsetenv(kVariable);
+  }
+
+ private:
+  static constexpr const char* kVariable = "TF_CPP_MIN_LOG_LEVEL";
+  const bool was_set_ = getenv(kVariable) != nullptr;
+};
+
 const PJRT_Api* open(const std::string& path) {
   if (access(path.c_str(), F_OK) != 0) throw Error(PJRT_Error_Code_NOT_FOUND, "no PJRT plugin at " + path);
+  const QuietLoad quiet;
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     throw Error(PJRT_Error_Code_INVALID_ARGUMENT, "cannot load the PJRT plugin " + path + ": " + dlerror());

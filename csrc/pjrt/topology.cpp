@@ -71,6 +71,7 @@ std::shared_ptr<Executable> Topology::compile(std::string_view program, std::str
   PJRT_ARGS(PJRT_Compile, args);
   args.topology = topology_;
   args.program = &source;
+  if (options.empty()) options = kDefaultCompileOptions;
   args.compile_options = options.data();
   args.compile_options_size = options.size();
   PJRT_CALL(api_, PJRT_Compile, args);
