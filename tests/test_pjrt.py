@@ -477,6 +477,13 @@ def test_environment_of_the_choice() -> None:
             platform.select({"TORCH_TPU_PLATFORM": "cpu", "TORCH_TPU_CPU_DEVICES": devices})
 
 
+def test_device_count_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert platform.device_count({"TORCH_TPU_PLATFORM": "cpu", "TORCH_TPU_CPU_DEVICES": "5"}) == 5
+    monkeypatch.setattr(platform, "tpu_chips", lambda: 4)
+    assert platform.device_count({}) == 4
+    assert platform.device_count({"TPU_VISIBLE_CHIPS": "0,2"}) == 2
+
+
 def test_plugin_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(platform._PLUGINS, "tpu", (("no_such_module", "x.so", "some-wheel"),))
     with pytest.raises(RuntimeError, match="no PJRT plugin for platform tpu is installed: pip install some-wheel"):

@@ -53,6 +53,15 @@ def select(environ: Mapping[str, str] = os.environ) -> Choice:
     return Choice(platform, path, reason, options)
 
 
+def device_count(environ: Mapping[str, str] = os.environ) -> int:
+    """How many devices the chosen platform will have, as far as can be told before its client exists."""
+    platform, _ = _platform(environ)
+    if platform == "cpu":
+        return cpu_devices(environ)
+    visible = environ.get("TPU_VISIBLE_CHIPS", "")
+    return len(visible.split(",")) if visible else tpu_chips()
+
+
 def _platform(environ: Mapping[str, str]) -> tuple[str, str]:
     wanted = environ.get("TORCH_TPU_PLATFORM", "") or "auto"
     if wanted not in PLATFORMS:
