@@ -1,0 +1,59 @@
+"""What the installed package adds to `import torch`: time, memory, and what it prints.
+
+python -m benchmarks.import_cost
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+
+PROGRAM = """
+import json, time
+begin = time.perf_counter()
+import torch
+seconds = time.perf_counter() - begin
+rss = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+print(json.dumps([seconds * 1e3, rss / 1024, hasattr(torch, "tpu")]))
+"""
+
+
+@dataclass
+class Cost:
+    """The difference that autoloading makes."""
+
+    milliseconds: float
+    mebibytes: float
+    stderr: str
+
+
+def import_torch(autoload: bool) -> tuple[float, float, str]:
+    """Import torch in a fresh process; return milliseconds, MiB resident and what it wrote to stderr."""
+    env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(autoload))}
+    process = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
+    milliseconds, mebibytes, loaded = json.loads(process.stdout)
+    if loaded != autoload:
+        raise RuntimeError("torch_tpu is not installed" if autoload else "torch_tpu was loaded in spite of the switch")
+    return milliseconds, mebibytes, process.stderr
+
+
+def import_cost(rounds: int = 7) -> Cost:
+    """Measure both ways in turn; the quickest of each counts, since everything else on the machine only adds."""
+    import_torch(True)  # fills the file cache
+    runs = [(import_torch(True), import_torch(False)) for _ in range(rounds)]
+    with_, without = zip(*runs)
+    return Cost(
+        min(r[0] for r in with_) - min(r[0] for r in without),
+        statistics.median(r[1] for r in with_) - statistics.median(r[1] for r in without),
+        with_[0][2],
+    )
+
+
+if __name__ == "__main__":
+    cost = import_cost()
+    print(f"torch_tpu adds {cost.milliseconds:.0f} ms and {cost.mebibytes:.1f} MiB to import torch (limits: 50, 15)")
+    print(f"stderr: {cost.stderr or 'nothing'}")
