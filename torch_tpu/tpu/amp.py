@@ -1,0 +1,49 @@
+"""Automatic mixed precision, in bfloat16 unless told otherwise."""
+
+import functools
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "get_amp_supported_dtype"]
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that autocast may compute in."""
+    _default_to_bfloat16()
+    return [torch.bfloat16, torch.float16]
+
+
+def _default_to_bfloat16() -> None:
+    """Makes bfloat16 the default of torch.autocast in the calling thread.
+
+    torch keeps the default a thread, starts every thread with float16, and offers no hook for it; but it asks for the
+    supported dtypes while it makes an autocast object, so here the object in the making gets the right default too.
+    """
+    if torch.get_autocast_dtype("tpu") is torch.bfloat16 or torch.is_autocast_enabled("tpu"):
+        return
+    torch.set_autocast_dtype("tpu", torch.bfloat16)
+    caller = sys._getframe(2)
+    if caller.f_code is torch.autocast.__init__.__code__ and caller.f_locals["dtype"] is None:
+        caller.f_locals["self"].fast_dtype = torch.bfloat16
+
+
+class autocast(torch.autocast):
+    """torch.autocast for tpu."""
+
+    def __init__(
+        self, enabled: bool = True, dtype: torch.dtype = torch.bfloat16, cache_enabled: bool | None = None
+    ) -> None:
+        super().__init__("tpu", dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+
+
+class GradScaler(torch.amp.GradScaler):
+    """torch.amp.GradScaler for tpu; of use with float16 only."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__("tpu", **options)
+
+
+custom_fwd = functools.partial(torch.amp.custom_fwd, device_type="tpu")
+custom_bwd = functools.partial(torch.amp.custom_bwd, device_type="tpu")
