@@ -13,6 +13,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="tpu", help="device of the model and example tests (default: tpu)")
 
 
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    """Give every test the same random numbers, whichever tests run before it."""
+    import torch
+
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> str:
     """Return the device under test."""
