@@ -1,4 +1,4 @@
-"""Values and the builder that lowering rules write StableHLO with.
+"""The builder that lowering rules write StableHLO with.
 
 A rule sees `Value`s: typed, shaped, with operators that promote and broadcast as torch does. Builder methods carry
 StableHLO's names. Elementwise methods promote and broadcast their operands too; structural ones take what they are
@@ -8,145 +8,24 @@ given. MLIR is imported when the first Builder is made, so that families stay ch
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from . import dtypes
+from .value import Operand, TensorSpec, Value
 
 Number = bool | int | float | complex
 Dims = Sequence[int]
 Pairs = Sequence[tuple[int, int]]
 
-
-@dataclass(frozen=True, slots=True)
-class TensorSpec:
-    """Shape and dtype of a tensor, without its data."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @staticmethod
-    def of(tensor: torch.Tensor) -> TensorSpec:
-        return TensorSpec(tuple(tensor.shape), tensor.dtype)
+# torch.get_float32_matmul_precision() in StableHLO's words.
+_PRECISION = {"highest": "HIGHEST", "high": "HIGH", "medium": "DEFAULT"}
 
 
-class Value:
-    """A tensor inside the program being built."""
-
-    __slots__ = ("b", "ir", "shape", "dtype", "weak")
-
-    def __init__(self, b: Builder, ir: Any, shape: tuple[int, ...], dtype: torch.dtype, weak: bool = False) -> None:
-        self.b = b
-        self.ir = ir
-        self.shape = shape
-        self.dtype = dtype
-        self.weak = weak and not shape  # a Python number in type promotion
-
-    def __repr__(self) -> str:
-        return f"Value({self.dtype}, {list(self.shape)}{', weak' if self.weak else ''})"
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def numel(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
-
-    @property
-    def spec(self) -> TensorSpec:
-        return TensorSpec(self.shape, self.dtype)
-
-    @property
-    def is_float(self) -> bool:
-        return self.dtype.is_floating_point
-
-    @property
-    def is_complex(self) -> bool:
-        return self.dtype.is_complex
-
-    @property
-    def is_bool(self) -> bool:
-        return self.dtype == torch.bool
-
-    @property
-    def is_integral(self) -> bool:
-        """Integer or bool."""
-        return dtypes.is_integral(self.dtype)
-
-    def to(self, dtype: torch.dtype) -> Value:
-        return self.b.convert(self, dtype)
-
-    def reshape(self, *shape: int) -> Value:
-        return self.b.reshape(self, shape)
-
-    def __add__(self, other: Operand) -> Value:
-        return self.b.add(self, other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return self.b.add(other, self)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.b.subtract(self, other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self.b.subtract(other, self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.b.multiply(self, other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self.b.multiply(other, self)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.b.true_divide(self, other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self.b.true_divide(other, self)
-
-    def __neg__(self) -> Value:
-        return self.b.negate(self)
-
-    def __and__(self, other: Operand) -> Value:
-        return self.b.and_(self, other)
-
-    def __or__(self, other: Operand) -> Value:
-        return self.b.or_(self, other)
-
-    def __xor__(self, other: Operand) -> Value:
-        return self.b.xor(self, other)
-
-    def __invert__(self) -> Value:
-        return self.b.not_(self)
-
-    def __lt__(self, other: Operand) -> Value:
-        return self.b.compare(self, "LT", other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self.b.compare(self, "LE", other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.b.compare(self, "GT", other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self.b.compare(self, "GE", other)
-
-    def eq(self, other: Operand) -> Value:
-        """Elementwise; `==` stays identity so that values can be compared and hashed."""
-        return self.b.compare(self, "EQ", other)
-
-    def ne(self, other: Operand) -> Value:
-        return self.b.compare(self, "NE", other)
-
-
-Operand = Value | bool | int | float | complex
 Body = Callable[..., Value | Sequence[Value]]
 
 
@@ -185,12 +64,14 @@ class Builder:
         outputs: Sequence[TensorSpec | None] = (),
         platform: str = "cpu",
         default_dtype: torch.dtype | None = None,
+        matmul_precision: str | None = None,
     ) -> None:
         from . import mlir
 
         self.outputs = list(outputs)
         self.platform = platform
         self.default_dtype = default_dtype or torch.get_default_dtype()
+        self.matmul_precision = matmul_precision or torch.get_float32_matmul_precision()
         self.m: Any = mlir
         self.ir: Any = mlir.ir
         self.hlo: Any = mlir.hlo
@@ -472,6 +353,9 @@ class Builder:
             return self.compare(x, "NE", 0)
         if x.dtype.is_complex and not dtype.is_complex:
             return self.convert(self.real(x), dtype)
+        if x.is_float and dtypes.is_int(dtype) and (dtype.itemsize < 4 or dtype == torch.uint32):
+            # As C++ on every CPU in use: out of range wraps, where StableHLO would saturate.
+            x = self.convert(x, torch.int64 if dtype == torch.uint32 else torch.int32)
         return Value(self, self.hlo.convert(self._type(x.shape, dtype), x.ir), x.shape, dtype, x.weak)
 
     def bitcast_convert(self, x: Value, dtype: torch.dtype) -> Value:
@@ -486,10 +370,29 @@ class Builder:
     def reduce_precision(self, x: Value, exponent_bits: int, mantissa_bits: int) -> Value:
         return Value(self, self.hlo.reduce_precision(x.ir, exponent_bits, mantissa_bits), x.shape, x.dtype)
 
+    def round_to(self, x: Value, dtype: torch.dtype) -> Value:
+        """Round to what a narrower float dtype can hold, in x's own dtype; XLA may elide a pair of converts."""
+        if not dtype.is_floating_point or dtype.itemsize >= x.dtype.itemsize:
+            return x
+        info = torch.finfo(dtype)
+        mantissa = round(-math.log2(info.eps))
+        return self.reduce_precision(x, dtype.itemsize * 8 - 1 - mantissa, mantissa)
+
     def complex(self, re: Value, im: Value) -> Value:
         """A complex value from its parts."""
         re, im = self.operands(re, im)
         return Value(self, self.hlo.complex(re.ir, im.ir), re.shape, dtypes.complex_of(re.dtype))
+
+    def truncate(self, x: Value) -> Value:
+        """Round toward zero."""
+        return self.select(x < 0, self.ceil(x), self.floor(x))
+
+    def sign_bit(self, x: Value) -> Value:
+        """Whether the sign bit is set, of a NaN or a zero too."""
+        if x.is_float:
+            integer = {2: torch.int16, 4: torch.int32, 8: torch.int64, 1: torch.int8}[x.dtype.itemsize]
+            return self.bitcast_convert(x, integer) < 0
+        return x < 0 if x.dtype.is_signed else self.full(x.shape, False, torch.bool)
 
     def is_nan(self, x: Value) -> Value:
         return self.compare(x, "NE", x)
@@ -784,8 +687,15 @@ class Builder:
 
     # ---- contractions and the rest
 
-    def _precision(self, precision: str | None) -> Any:
-        if precision is None:
+    def precision(self, dtype: torch.dtype) -> str:
+        """The precision of contractions of this dtype: as torch.set_float32_matmul_precision asks, one pass where
+        that is exact (bfloat16, float8, integers)."""
+        exact = dtypes.is_integral(dtype) or (dtype.itemsize < 4 and dtype != torch.float16)
+        return "DEFAULT" if exact else _PRECISION[self.matmul_precision]
+
+    def _precision(self, x: Value, precision: str | None) -> Any:
+        precision = precision or self.precision(x.dtype)
+        if precision == "DEFAULT":
             return None
         return self.ir.ArrayAttr.get([self.hlo.PrecisionAttr.get(precision)] * 2)
 
@@ -803,7 +713,10 @@ class Builder:
         dtype: torch.dtype | None = None,
         precision: str | None = None,
     ) -> Value:
-        """Result dims: batch, free dims of x, free dims of y. dtype: of the accumulator and result. precision: HIGHEST..."""
+        """Result dims: batch, free dims of x, free dims of y.
+
+        dtype: of the accumulator and the result. precision: DEFAULT, HIGH or HIGHEST; by default `self.precision`.
+        """
         bx, by = ([d % v.ndim for d in ds] for v, ds in ((x, batch[0]), (y, batch[1])))
         cx, cy = ([d % v.ndim for d in ds] for v, ds in ((x, contract[0]), (y, contract[1])))
         shape = tuple(x.shape[d] for d in bx)
@@ -812,7 +725,7 @@ class Builder:
         dtype = dtype or x.dtype
         numbers = self.hlo.DotDimensionNumbers.get(bx, by, cx, cy)
         out = self.hlo.dot_general(
-            self._type(shape, dtype), x.ir, y.ir, numbers, precision_config=self._precision(precision)
+            self._type(shape, dtype), x.ir, y.ir, numbers, precision_config=self._precision(x, precision)
         )
         return Value(self, out, shape, dtype)
 
@@ -859,7 +772,7 @@ class Builder:
             lhs_dilation=lhs_dilation,
             rhs_dilation=rhs_dilation,
             window_reversal=[reverse] * n,
-            precision_config=self._precision(precision),
+            precision_config=self._precision(x, precision),
         )
         return Value(self, out, tuple(shape), dtype)
 
@@ -890,3 +803,6 @@ def _window_size(size: int, window: int, stride: int, pad: tuple[int, int], base
     padded = (max(0, size - 1) * base + 1 if size else 0) + pad[0] + pad[1]
     span = (window - 1) * dilation + 1
     return 0 if padded < span else (padded - span) // stride + 1
+
+
+__all__ = ["Builder", "Operand", "TensorSpec", "Value"]

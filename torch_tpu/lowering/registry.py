@@ -12,7 +12,7 @@ import itertools
 import pkgutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 
 Op = OpOverload | OpOverloadPacket
 RuleFn = Callable[..., Any]
+F = TypeVar("F", bound=RuleFn)
 Kind = Literal["record", "python", "composite", "fallback"]
-
-# Modules of this package that are not families.
-_INFRASTRUCTURE = {"registry", "builder", "dtypes", "mlir", "jax_inline"}
 
 
 @dataclass(frozen=True)
@@ -77,7 +75,7 @@ def overloads(ops: Sequence[Op]) -> Iterator[OpOverload]:
         if isinstance(op, OpOverload):
             yield op
             continue
-        for name in op.overloads():
+        for name in op.overloads():  # type: ignore[no-untyped-call]
             overload = getattr(op, name)
             tensors = any("Tensor" in str(a.type) for a in (*overload._schema.arguments, *overload._schema.returns))
             if tensors and not overload._schema.is_mutable:
@@ -93,10 +91,10 @@ def _register(ops: Sequence[Op], **fields: Any) -> None:
 
 def lower(
     *ops: Op, static: Sequence[str] = (), mutates: Sequence[str] = (), random: bool = False
-) -> Callable[[RuleFn], RuleFn]:
+) -> Callable[[F], F]:
     """Register the decorated function as the rule of these overloads (a packet means all its functional ones)."""
 
-    def decorate(fn: RuleFn) -> RuleFn:
+    def decorate(fn: F) -> F:
         _register(ops, fn=fn, static=frozenset(static), mutates=tuple(mutates), random=random)
         return fn
 
@@ -109,20 +107,20 @@ def decompose(*ops: Op, using: RuleFn | None = None) -> None:
         _register([op], fn=functools.partial(_lower_decomposed, op, using), kind="decompose")
 
 
-def python_op(*ops: Op) -> Callable[[RuleFn], RuleFn]:
+def python_op(*ops: Op) -> Callable[[F], F]:
     """Register a function over tensors, called instead of recording; it may read values (data-dependent shapes)."""
 
-    def decorate(fn: RuleFn) -> RuleFn:
+    def decorate(fn: F) -> F:
         _register(ops, fn=fn, kind="python")
         return fn
 
     return decorate
 
 
-def jax_rule(*ops: Op, static: Sequence[str] = ()) -> Callable[[RuleFn], RuleFn]:
+def jax_rule(*ops: Op, static: Sequence[str] = ()) -> Callable[[F], F]:
     """Register a JAX function over arrays (and static arguments) as the rule; lowered once per signature."""
 
-    def decorate(fn: RuleFn) -> RuleFn:
+    def decorate(fn: F) -> F:
         def rule(b: Builder, *args: Any, **kwargs: Any) -> Any:
             from .jax_inline import inline
 
@@ -140,7 +138,7 @@ def load() -> None:
     from torch_tpu import lowering
 
     for module in pkgutil.iter_modules(lowering.__path__):
-        if module.name not in _INFRASTRUCTURE:
+        if module.name != "mlir":  # the one module here that is slow to import
             importlib.import_module(f"{lowering.__name__}.{module.name}")
 
 
