@@ -1,7 +1,7 @@
 #include "bind.h"
 
 #include <ATen/core/jit_type.h>
-#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/DynamicTypes.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include "metrics.h"
@@ -19,7 +19,9 @@ py::object dims_tuple(const Dims& dims) {
   return result;
 }
 
-py::object dtype_object(c10::ScalarType dtype) { return py::cast(static_cast<int>(dtype)); }
+py::object dtype_object(c10::ScalarType dtype) {
+  return py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject*>(torch::getTHPDtype(dtype)));
+}
 
 // An argument as nested tuples: ("tensor",) | ("scalar", kind, dtype, weak) | ("list", items) | ("static", object).
 py::object argument_object(const Argument& argument) {
@@ -33,6 +35,8 @@ py::object argument_object(const Argument& argument) {
       for (const Argument& item : argument.items) items.append(argument_object(item));
       return py::make_tuple("list", items);
     }
+    case Argument::Kind::kDtype:
+      return py::make_tuple("static", dtype_object(argument.dtype));
     case Argument::Kind::kStatic:
       break;
   }
@@ -102,7 +106,6 @@ void bind_trace(py::module_& m) {
     auto lock = Recorder::get().lock();
     Recorder::get().flush_all(FlushReason::kStep);
   });
-  m.def("_synchronize", [](int device) { synchronize(static_cast<c10::DeviceIndex>(device)); });
   m.def("_counters", &counters);
   m.def("_shutdown", &shutdown_queue);
 }

@@ -15,7 +15,7 @@ namespace torch_tpu {
 namespace {
 
 // Ids of the core's own nodes in signature keys; aten ops count up from 0.
-enum Internal : uint64_t { kStridedRead = 1ull << 40, kStridedWrite, kZeros, kResize };
+enum Internal : uint64_t { kStridedRead = 1ull << 40, kStridedWrite, kConvert, kZeros, kResize };
 
 // A fused program larger than this gains nothing more from fusion and compiles ever slower.
 constexpr size_t kMaxNodes = 20000;
@@ -225,6 +225,11 @@ void Recorder::strided_write(DeviceStorage* storage, const c10::TensorImpl* tens
   replace(storage, emit(signature, inputs, words, base->device)[0], strides);
 }
 
+ValuePtr Recorder::convert(ValuePtr value, c10::ScalarType dtype) {
+  if (value->dtype == dtype) return value;
+  return emit(convert_signature(*value, dtype), {value}, {}, value->device)[0];
+}
+
 void Recorder::resize(DeviceStorage* storage, size_t nbytes) {
   if (storage->value) {
     const ValuePtr base = storage->value.get();
@@ -277,6 +282,21 @@ const Signature& Recorder::strided_signature(bool write, const Value& base, c10:
   } else {
     s->outputs.push_back({dtype, Dims(tensor->sizes().begin(), tensor->sizes().end()), {}});
   }
+  return signatures.insert(std::move(s));
+}
+
+const Signature& Recorder::convert_signature(const Value& value, c10::ScalarType dtype) {
+  KeyWords key{kConvert, static_cast<uint64_t>(value.dtype), static_cast<uint64_t>(dtype)};
+  append(key, value.dims);
+  const uint64_t hash = hash_words(key.data(), key.size());
+  if (const Signature* found = signatures.find(key, hash)) return *found;
+  auto s = std::make_unique<Signature>();
+  s->hash = hash;
+  s->key.assign(key.begin(), key.end());
+  s->op = "torch_tpu::convert";
+  s->arguments.push_back(tensor_argument());
+  s->inputs.push_back({value.dtype, value.dims});
+  s->outputs.push_back({dtype, value.dims, {}});
   return signatures.insert(std::move(s));
 }
 
@@ -380,11 +400,9 @@ void Recorder::flush_and_check(c10::DeviceIndex device) {
         wait(*value);
         if (debug_check_nan && holds_nan(*value)) TORCH_CHECK(false, "NaN or Inf in the result");
       } catch (const c10::OutOfMemoryError& error) {
-        TORCH_CHECK_WITH(OutOfMemoryError, false, error.what_without_backtrace(), "
-in ", describe(signature));
+        TORCH_CHECK_WITH(OutOfMemoryError, false, error.what_without_backtrace(), "\nin ", describe(signature));
       } catch (const c10::Error& error) {
-        TORCH_CHECK(false, error.what_without_backtrace(), "
-in ", describe(signature));
+        TORCH_CHECK(false, error.what_without_backtrace(), "\nin ", describe(signature));
       }
     }
   }

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "gil.h"
 #include "metrics.h"
 #include "program.h"
 #include "signature.h"
@@ -39,6 +40,8 @@ class Recorder {
   ValuePtr read(const c10::TensorImpl* tensor);
   // Makes `value` (of the tensor's sizes and dtype) the contents of a tpu tensor; all its aliases see it.
   void write(const c10::TensorImpl* tensor, ValuePtr value);
+  // The value in another dtype, as Tensor.to does it.
+  ValuePtr convert(ValuePtr value, c10::ScalarType dtype);
   // Keeps the first bytes of a storage whose size changes to `nbytes`; the new ones are zero.
   void resize(DeviceStorage* storage, size_t nbytes);
 
@@ -80,6 +83,7 @@ class Recorder {
   void strided_write(DeviceStorage* storage, const c10::TensorImpl* tensor, ValuePtr value);
   const Signature& strided_signature(bool write, const Value& base, c10::IntArrayRef base_strides,
                                      const c10::TensorImpl* tensor, const StridedPlan& plan, bool dynamic_start);
+  const Signature& convert_signature(const Value& value, c10::ScalarType dtype);
   const Signature& zeros_signature(c10::ScalarType dtype, c10::IntArrayRef sizes);
   const Signature& resize_signature(const Value& base, c10::IntArrayRef base_strides, size_t count);
   Program* find_or_compile(Trace& trace, const std::vector<Ref>& outputs,

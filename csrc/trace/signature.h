@@ -17,11 +17,11 @@ size_t scalar_words(ScalarKind kind);
 
 // One argument of a signature, as the lowering sees it.
 struct Argument {
-  enum class Kind : uint8_t { kTensor, kScalar, kList, kStatic };
+  enum class Kind : uint8_t { kTensor, kScalar, kList, kDtype, kStatic };
   Kind kind = Kind::kStatic;
   ScalarKind scalar = ScalarKind::kFloat32;
   bool weak = false;                                   // a Python number, for type promotion
-  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of the scalar value the rule sees
+  c10::ScalarType dtype = c10::ScalarType::Undefined;  // of the scalar the rule sees, or the argument itself
   std::vector<Argument> items;                         // of a list
   c10::IValue value;                                   // of a static argument
 };

@@ -1,0 +1,19 @@
+#include "bind.h"
+
+#include "op_entry.h"
+#include "registration.h"
+
+namespace py = pybind11;
+
+namespace torch_tpu {
+
+void bind_dispatch(py::module_& m) {
+  py::enum_<FallbackPolicy>(m, "FallbackPolicy")
+      .value("warn", FallbackPolicy::kWarn)
+      .value("silent", FallbackPolicy::kSilent)
+      .value("error", FallbackPolicy::kError);
+  m.def("_set_fallback_policy", &set_fallback_policy);
+  register_record_kernels();
+}
+
+}  // namespace torch_tpu

@@ -1,0 +1,64 @@
+// What the core knows of one operator overload.
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+
+#include <atomic>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "../trace/metrics.h"
+
+namespace torch_tpu {
+
+// How the record kernel treats a parameter of a schema.
+enum class ParameterKind : uint8_t { kTensor, kTensorList, kNumber, kNumberList, kGenerator, kDevice, kDtype, kStatic };
+
+struct Parameter {
+  ParameterKind kind = ParameterKind::kStatic;
+  bool written = false;  // an in-place or out argument
+  bool out = false;
+  bool dynamic = false;  // its numbers are runtime parameters
+};
+
+enum class OpKind : uint8_t { kUnresolved, kRecord, kPython, kComposite, kFallback };
+
+struct OpEntry {
+  explicit OpEntry(const c10::OperatorHandle& op);
+
+  // Asks the lowering registry at first use. Takes the GIL.
+  void resolve();
+
+  const c10::OperatorHandle op;
+  const uint32_t id;
+  std::vector<Parameter> parameters;
+  std::atomic<OpKind> kind{OpKind::kUnresolved};
+
+  // Set by resolve().
+  std::string functional;           // "aten::add"
+  std::string functional_overload;  // "Tensor"
+  std::vector<size_t> targets;      // parameters that receive results, in order
+  bool returns_targets = false;     // in-place and out ops: the results go to the targets alone
+  bool random = false;
+  bool cpu_tensors_allowed = false;  // index tensors may live on the host
+  c10::DispatchKey composite = c10::DispatchKey::Undefined;
+  PyObject* python = nullptr;  // a function over tensors; lives as long as the process
+  std::string reason;          // of a fallback
+  Counter* fallbacks = nullptr;
+
+ private:
+  std::mutex mutex_;
+};
+
+// The boxed kernel behind nearly every aten op.
+void record(OpEntry& entry, torch::jit::Stack* stack);
+
+// Runs an op on the CPU, counted; by torch.tpu.config.cpu_fallback it warns once an op, is silent, or refuses.
+void run_on_cpu(OpEntry& entry, torch::jit::Stack* stack, const std::string& reason);
+
+enum class FallbackPolicy : uint8_t { kWarn, kSilent, kError };
+void set_fallback_policy(FallbackPolicy policy);
+
+}  // namespace torch_tpu

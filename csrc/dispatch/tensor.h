@@ -1,0 +1,17 @@
+// Tensors over values.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "../trace/signature.h"
+
+namespace torch_tpu {
+
+// A new tensor of the meta's sizes and (dense) strides whose contents are `value`. `op` is a literal or lives forever.
+at::Tensor tensor_of(ValuePtr value, const OutputMeta& meta, c10::DeviceIndex device, const char* op);
+
+// A new tensor that has not been written. The strides may be any.
+at::Tensor empty_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
+                        c10::DeviceIndex device);
+
+}  // namespace torch_tpu

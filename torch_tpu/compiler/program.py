@@ -1,0 +1,166 @@
+"""From a recorded program to an executable: the nodes, in order, lowered into one module."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from torch_tpu import _C
+
+from . import platform
+from .options import CompileOptions
+
+if TYPE_CHECKING:
+    from torch_tpu.lowering.builder import Builder, TensorSpec, Value
+
+# How a scalar travels in the int32 words of the scalar parameter; the order is that of the core's ScalarKind.
+_SCALAR_DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+    torch.complex64,
+    torch.complex128,
+    torch.uint64,
+)
+_SCALAR_WORDS = {
+    torch.float32: 1,
+    torch.int32: 1,
+    torch.bool: 1,
+    torch.float64: 2,
+    torch.int64: 2,
+    torch.uint64: 2,
+    torch.complex64: 2,
+    torch.complex128: 4,
+}
+
+Spec = tuple[torch.dtype, tuple[int, ...]]
+Ref = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An op with everything about its arguments but their values."""
+
+    op: str
+    overload: str
+    arguments: Sequence[Any]
+    inputs: Sequence[Spec]
+    outputs: Sequence[Spec | None]
+    site: str
+
+    def key(self) -> tuple[Any, ...]:
+        """What decides the lowering; the same in every process."""
+        return (self.op, self.overload, self.arguments, self.outputs)
+
+
+def build(description: dict[str, Any]) -> _C.Executable:
+    """The executable of a recorded program, from the cache or compiled."""
+    signatures = {id_: Signature(*fields[1:]) for id_, fields in description["signatures"].items()}
+    client = _C.default_client()
+    version = ".".join(map(str, client.plugin.attributes["stablehlo_current_version"]))
+    module = lower(description, signatures, version)
+    options = CompileOptions(device_ids=((client.devices[description["device"]].info.id,),))
+    return client.compile(module, "mlir", options.encode())
+
+
+def lower(description: dict[str, Any], signatures: dict[int, Signature], version: str) -> bytes:
+    """The program as a portable artifact of a StableHLO version."""
+    from torch_tpu.lowering import mlir
+    from torch_tpu.lowering.builder import Builder, TensorSpec
+
+    parameters = [TensorSpec(dims, dtype) for dtype, dims in description["inputs"]]
+    if description["scalar_words"]:
+        parameters.append(TensorSpec((description["scalar_words"],), torch.int32))
+    b = Builder(platform=platform.select().platform)
+    with b.program(parameters, dict(description["donations"])) as inputs:
+        results: list[list[Value | None]] = [list(inputs)]
+        words = inputs[-1] if description["scalar_words"] else None
+        for id_, refs, first_word in description["nodes"]:
+            signature = signatures[id_]
+            operands = [results[node][index] for node, index in refs]
+            results.append(_lower_node(b, signature, operands, _Scalars(b, words, first_word)))
+        b.finish([_defined(results[node][index]) for node, index in description["outputs"]])
+    return mlir.serialize(b.module, version)
+
+
+def _defined(value: Value | None) -> Value:
+    assert value is not None
+    return value
+
+
+class _Scalars:
+    """Reads a node's scalars out of the program's scalar parameter, in order."""
+
+    def __init__(self, b: Builder, words: Value | None, position: int) -> None:
+        self._b = b
+        self._words = words
+        self._position = position
+
+    def take(self, kind: torch.dtype, dtype: torch.dtype, weak: bool) -> Value:
+        value = self._read(kind).to(dtype)
+        return type(value)(self._b, value.ir, value.shape, value.dtype, weak)
+
+    def pair(self, dtype: torch.dtype) -> Value:
+        """A vector of two."""
+        return self._b.concatenate([self._b.reshape(self._read(dtype), (1,)) for _ in range(2)], 0)
+
+    def _read(self, kind: torch.dtype) -> Value:
+        b, count = self._b, _SCALAR_WORDS[kind]
+        assert self._words is not None
+        if kind.is_complex:
+            part = torch.float32 if kind == torch.complex64 else torch.float64
+            return b.complex(self._read(part), self._read(part))
+        raw = b.slice(self._words, [self._position], [self._position + count])
+        self._position += count
+        if kind == torch.bool:
+            return b.reshape(raw, ()).ne(0)
+        if count == 1:
+            return b.bitcast_convert(b.reshape(raw, ()), kind)
+        return b.bitcast_convert(raw, kind)
+
+
+def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], scalars: _Scalars) -> list[Value | None]:
+    from torch_tpu.lowering import registry, view
+    from torch_tpu.lowering.builder import TensorSpec
+
+    values = iter(operands)
+
+    def decode(argument: tuple[Any, ...]) -> Any:
+        kind = argument[0]
+        if kind == "tensor":
+            return next(values)
+        if kind == "scalar":
+            return scalars.take(_SCALAR_DTYPES[argument[1]], argument[2], argument[3])
+        if kind == "list":
+            return [decode(item) for item in argument[1]]
+        return argument[1]
+
+    arguments = [decode(argument) for argument in signature.arguments]
+    specs = [None if spec is None else TensorSpec(spec[1], spec[0]) for spec in signature.outputs]
+    if signature.op.startswith("torch_tpu::"):
+        return [view.RULES[signature.op](b, specs[0], *arguments)]
+    op = _overload(signature.op, signature.overload)
+    schema = op._schema.arguments
+    positional = [value for value, argument in zip(arguments, schema) if not argument.kwarg_only]
+    keywords = {argument.name: value for value, argument in zip(arguments, schema) if argument.kwarg_only}
+    rule = registry.rule_for(op)
+    if rule is not None and rule.random:
+        keywords["rng"] = scalars.pair(torch.uint64)
+        keywords.pop("generator", None)
+    results = registry.flatten(registry.lower_op(b, op, positional, keywords, specs))
+    if rule is not None:  # None for a mutated argument means that it stays as it was
+        for i, name in enumerate(reversed(rule.mutates), start=1):
+            if results[-i] is None:
+                results[-i] = dict(zip((a.name for a in schema), arguments))[name]
+    return results
+
+
+def _overload(name: str, overload: str) -> torch._ops.OpOverload:
+    namespace, _, base = name.partition("::")
+    found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
+    return found
