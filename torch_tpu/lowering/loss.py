@@ -8,6 +8,7 @@ import torch
 
 from . import dtypes
 from .elementwise import pointwise
+from .meta import meta
 from .registry import lower
 
 if TYPE_CHECKING:
@@ -313,3 +314,13 @@ def multilabel_margin_loss_backward(
     grad = _share(grad.to(dtype), reduction, rows.shape[0])
     total = b.reduce_sum(slope, [1]) - b.reduce_sum(down, [1])
     return (total * (b.unsqueeze(grad, 1) if grad.ndim else grad)).reshape(*x.shape)
+
+
+@meta(aten.multi_margin_loss_backward.default)
+def _multi_margin_loss_backward(grad: torch.Tensor, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@meta(aten.multilabel_margin_loss_backward.default)
+def _multilabel_margin_loss_backward(grad: torch.Tensor, x: torch.Tensor, *args: object) -> torch.Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
