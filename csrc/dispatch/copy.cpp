@@ -2,6 +2,7 @@
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/_to_copy_native.h>
+#include <ATen/ops/copy_native.h>
 #include <ATen/native/Resize.h>
 #include <torch/library.h>
 
@@ -111,7 +112,9 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar_dense));
   m.impl("clone", TORCH_FN(clone));
-  m.impl("_to_copy", TORCH_FN(at::native::_to_copy));  // an empty tensor and a copy, which converts
+  // PyTorch's own, which end in _copy_from: between devices nothing can be recorded.
+  m.impl("_to_copy", TORCH_FN(at::native::_to_copy));
+  m.impl("copy_", TORCH_FN(at::native::copy_));
 }
 
 }  // namespace torch_tpu
