@@ -50,9 +50,10 @@ struct Wakeups {
     changed.notify_all();
   }
 
-  template <typename Done>
-  void wait(Done done) {
-    if (spin_until(done)) return;
+  // `help` does some of the work that is waited for, if there is any to do.
+  template <typename Done, typename Help>
+  void wait(Done done, Help help) {
+    if (spin_until([&] { return done() || (help() && done()); })) return;
     std::unique_lock<std::mutex> lock(mutex);
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     changed.wait(lock, done);
@@ -99,13 +100,20 @@ class DispatchThread {
     // Bounded run-ahead: a recorder that is far in front waits, without the GIL, for the device.
     if (size_.load(std::memory_order_relaxed) >= kCapacity) {
       WithoutGil released;
-      wakeups().wait([&] { return size_.load(std::memory_order_acquire) < kCapacity; });
+      wakeups().wait([&] { return size_.load(std::memory_order_acquire) < kCapacity; }, [] { return false; });
     }
     std::lock_guard<std::mutex> lock(mutex_);
     TORCH_CHECK(!stopped_, "the tpu runtime has been shut down");
     tasks_.push_back(std::move(task));
     size_.fetch_add(1, std::memory_order_release);
     if (asleep_) changed_.notify_one();
+  }
+
+  // Runs the next task on the calling thread, which waits for it anyway; false if there is none or the dispatch thread
+  // is at it. Saves waking a thread where the host reads after every op.
+  bool help() {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    return turn.owns_lock() && run_one();
   }
 
   bool idle() const { return size_.load(std::memory_order_acquire) == 0; }
@@ -125,28 +133,37 @@ class DispatchThread {
 
   void run() {
     while (true) {
-      if (size_.load(std::memory_order_acquire) == 0) {
-        spin_until([&] { return size_.load(std::memory_order_acquire) != 0; });
+      if (spin_until([&] { return size_.load(std::memory_order_acquire) != 0; })) {
+        std::unique_lock<std::mutex> turn(turn_);
+        run_one();
+        continue;
       }
-      Task task;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        asleep_ = true;
-        changed_.wait(lock, [&] { return stopped_ || !tasks_.empty(); });
-        asleep_ = false;
-        if (tasks_.empty()) return;
-        task = std::move(tasks_.front());
-        tasks_.pop_front();
-      }
-      if (task.launch) {
-        launch(*task.launch);
-        task.launch.reset();  // drops the inputs before anybody is told
-      } else {
-        complete(std::move(task.marker));
-      }
-      size_.fetch_sub(1, std::memory_order_release);
-      wakeups().notify();
+      std::unique_lock<std::mutex> lock(mutex_);
+      asleep_ = true;
+      changed_.wait(lock, [&] { return stopped_ || !tasks_.empty(); });
+      asleep_ = false;
+      if (stopped_ && tasks_.empty()) return;
     }
+  }
+
+  // Takes the next task and runs it; false if there is none. The caller has the turn.
+  bool run_one() {
+    Task task;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (tasks_.empty()) return false;
+      task = std::move(tasks_.front());
+      tasks_.pop_front();
+    }
+    if (task.launch) {
+      launch(*task.launch);
+      task.launch.reset();  // drops the inputs before anybody is told
+    } else {
+      complete(std::move(task.marker));
+    }
+    size_.fetch_sub(1, std::memory_order_release);
+    wakeups().notify();
+    return true;
   }
 
   void launch(Launch& work) {
@@ -250,7 +267,8 @@ class DispatchThread {
   bool asleep_ = false;
   bool stopped_ = false;
 
-  // Used by the thread alone.
+  // Tasks run in order, one at a time: by whoever has the turn, who alone uses what follows.
+  std::mutex turn_;
   std::vector<PJRT_Buffer*> arguments_;
   std::vector<PJRT_Buffer*> results_;
   std::deque<pjrt::Event> outstanding_;
@@ -274,7 +292,7 @@ DispatchThread& dispatch_thread() {
 
 void Marker::wait() const {
   WithoutGil released;
-  wakeups().wait([this] { return done(); });
+  wakeups().wait([this] { return done(); }, [] { return dispatch_thread().help(); });
 }
 
 void wait(const Value& value) {
@@ -285,7 +303,7 @@ void wait(const Value& value) {
   };
   if (!settled()) {
     WithoutGil released;
-    wakeups().wait(settled);
+    wakeups().wait(settled, [] { return dispatch_thread().help(); });
   }
   if (value.state.load(std::memory_order_acquire) == State::kReady) return;
   value.failure->reported.store(true);
