@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import torch
 
 from torch_tpu import _C
 
-from . import platform
+from . import cache, platform
 from .options import CompileOptions
 
 if TYPE_CHECKING:
@@ -62,10 +62,22 @@ def build(description: dict[str, Any]) -> _C.Executable:
     """The executable of a recorded program, from the cache or compiled."""
     signatures = {id_: Signature(*fields[1:]) for id_, fields in description["signatures"].items()}
     client = _C.default_client()
-    version = ".".join(map(str, client.plugin.attributes["stablehlo_current_version"]))
-    module = lower(description, signatures, version)
-    options = CompileOptions(device_ids=((client.devices[description["device"]].info.id,),))
-    return client.compile(module, "mlir", options.encode())
+    options = CompileOptions(device_ids=((client.devices[description["device"]].info.id,),)).encode()
+
+    def build_module() -> tuple[str, Callable[[], _C.Executable]]:
+        version = ".".join(map(str, client.plugin.attributes["stablehlo_current_version"]))
+        module = lower(description, signatures, version)
+        return cache.module_key(module, options, client), lambda: client.compile(module, "mlir", options)
+
+    return cache.get_or_build(cache.trace_key(_trace(description, signatures), options, client), build_module)
+
+
+def _trace(description: dict[str, Any], signatures: dict[int, Signature]) -> bytes:
+    """All that decides the module, in the same words in every process."""
+    order = {id_: i for i, id_ in enumerate(dict.fromkeys(id_ for id_, _, _ in description["nodes"]))}
+    nodes = [(order[id_], refs, word) for id_, refs, word in description["nodes"]]
+    parts = (description["inputs"], [signatures[id_].key() for id_ in order], nodes, description["outputs"])
+    return repr((parts, description["donations"], description["scalar_words"], torch.get_default_dtype())).encode()
 
 
 def lower(description: dict[str, Any], signatures: dict[int, Signature], version: str) -> bytes:
