@@ -44,10 +44,9 @@ uint32_t next_id() {
 
 // Ops that PyTorch lets take index tensors from the host.
 bool takes_host_indices(const std::string& name) {
-  static const std::unordered_set<std::string> names{"aten::index",           "aten::index_put",
-                                                     "aten::index_put_",      "aten::_index_put_impl_",
-                                                     "aten::_unsafe_index",   "aten::_unsafe_index_put",
-                                                     "aten::_index_put_impl"};
+  static const std::unordered_set<std::string> names{
+      "aten::index",         "aten::index_put",         "aten::index_put_",     "aten::_index_put_impl_",
+      "aten::_unsafe_index", "aten::_unsafe_index_put", "aten::_index_put_impl"};
   return names.count(name) != 0;
 }
 
@@ -94,7 +93,10 @@ void OpEntry::resolve() {
       targets.push_back(static_cast<size_t>(*op.schema().argumentIndexWithName(name)));
     }
     returns_targets = !targets.empty() && !resolution.attr("hidden").cast<bool>();
-    random = resolution.attr("random").cast<bool>();
+    const py::object drawn = resolution.attr("random");
+    random = !drawn.is(py::bool_(false));
+    if (py::isinstance<py::str>(drawn)) probability = *op.schema().argumentIndexWithName(drawn.cast<std::string>());
+    wide = resolution.attr("wide").cast<bool>();
   } else if (resolved == "python") {
     result = OpKind::kPython;
     python = resolution.attr("fn").cast<py::object>().release().ptr();

@@ -42,6 +42,8 @@ struct OpEntry {
   std::vector<size_t> targets;      // parameters that receive results, in order
   bool returns_targets = false;     // in-place and out ops: the results go to the targets alone
   bool random = false;
+  int probability = -1;              // the parameter whose zero means that nothing is drawn
+  bool wide = false;                 // its scalars travel in double precision
   bool cpu_tensors_allowed = false;  // index tensors may live on the host
   c10::DispatchKey composite = c10::DispatchKey::Undefined;
   PyObject* python = nullptr;  // a function over tensors; lives as long as the process

@@ -36,9 +36,9 @@ struct Call {
   OpEntry& entry;
   KeyWords key;
   c10::SmallVector<const c10::TensorImpl*, 8> inputs;
-  c10::SmallVector<at::Tensor, 2> uploaded;          // host index tensors, moved to the device
-  c10::SmallVector<const c10::IValue*, 8> numbers;   // runtime scalars and 0-d host tensors, in order
-  bool wide = false;                                 // scalars travel in double precision
+  c10::SmallVector<at::Tensor, 2> uploaded;         // host index tensors, moved to the device
+  c10::SmallVector<const c10::IValue*, 8> numbers;  // runtime scalars and 0-d host tensors, in order
+  bool wide = false;                                // scalars travel in double precision
   c10::DeviceIndex device = -1;
 
   void add_tensor(const c10::IValue& value, bool out);
@@ -50,7 +50,8 @@ struct Call {
 };
 
 [[noreturn]] void other_device(const OpEntry& entry, const at::Tensor& tensor) {
-  TORCH_CHECK(false, entry.op.schema().name(), ": Expected all tensors to be on the same device, but found at least two devices, tpu:",
+  TORCH_CHECK(false, entry.op.schema().name(),
+              ": Expected all tensors to be on the same device, but found at least two devices, tpu:",
               static_cast<int>(current_device()), " and ", tensor.device(), "!");
 }
 
@@ -80,7 +81,8 @@ void Call::add_tensor(const c10::IValue& value, bool out) {
   if (device < 0) {
     device = tensor->device().index();
   } else if (C10_UNLIKELY(device != tensor->device().index())) {
-    TORCH_CHECK(false, entry.op.schema().name(), ": Expected all tensors to be on the same device, but found at least two devices, tpu:",
+    TORCH_CHECK(false, entry.op.schema().name(),
+                ": Expected all tensors to be on the same device, but found at least two devices, tpu:",
                 static_cast<int>(device), " and ", tensor->device(), "!");
   }
   const bool contiguous = impl->is_contiguous();
@@ -137,7 +139,7 @@ void encode(Call& call, c10::ArrayRef<c10::IValue> arguments) {
   // The default dtype decides results such as that of a true division of integers.
   call.key.push_back(call.entry.id);
   call.key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  call.wide = c10::get_default_dtype_as_scalartype() == c10::ScalarType::Double;
+  call.wide = call.entry.wide || c10::get_default_dtype_as_scalartype() == c10::ScalarType::Double;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const Parameter& parameter = call.entry.parameters[i];
     const c10::IValue& value = arguments[i];
@@ -358,7 +360,11 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   if (s->fallback) return Recorder::get().signatures.insert(std::move(s));
 
   if (!entry.returns_targets) {
-    for (const c10::IValue& value : meta) append_outputs(s->outputs, value);
+    for (const c10::IValue& value : meta) {
+      append_outputs(s->outputs, value);
+      if (value.isTensorList()) s->list_sizes.push_back(value.toTensorVector().size());
+      if (value.isInt()) s->constants.push_back(value);
+    }
   }
   for (size_t target : entry.targets) append_outputs(s->outputs, meta_arguments[target]);
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -387,24 +393,28 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
 
 void push_new_returns(const OpEntry& entry, const Signature& signature, Recorder::Values& values, Stack* stack,
                       c10::DeviceIndex device) {
-  size_t next = 0;
+  size_t next = 0, lists = 0, constants = 0;
   const auto make = [&]() -> at::Tensor {
     const OutputMeta& meta = signature.outputs[next];
     ValuePtr& value = values[next++];
     return value ? tensor_of(std::move(value), meta, device, signature.op.c_str()) : at::Tensor();
   };
-  const auto& returns = entry.op.schema().returns();
-  const size_t total = signature.outputs.size() - (entry.targets.empty() ? 0 : entry.targets.size());
-  for (const auto& r : returns) {
+  for (const auto& r : entry.op.schema().returns()) {
     if (r.type()->kind() == c10::TypeKind::ListType) {
       c10::List<at::Tensor> list;
-      const size_t rest = returns.size() == 1 ? total : total / returns.size();  // lists of one length each
-      for (size_t i = 0; i < rest; ++i) list.push_back(make());
+      const size_t size = signature.list_sizes[lists++];
+      for (size_t i = 0; i < size; ++i) list.push_back(make());
       stack->emplace_back(std::move(list));
+    } else if (r.type()->kind() != c10::TypeKind::TensorType) {
+      stack->push_back(signature.constants[constants++]);
     } else {
       stack->emplace_back(make());
     }
   }
+}
+
+bool draws(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
+  return entry.random && (entry.probability < 0 || arguments[entry.probability].toDouble() != 0);
 }
 
 void draw_random(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, const Signature& signature,
@@ -416,8 +426,8 @@ void draw_random(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, con
     }
   }
   if (!generator.defined()) generator = default_generator(device);
-  TORCH_CHECK(generator.device().type() == c10::DeviceType::PrivateUse1, "Expected a 'tpu' device type for generator but found '",
-              generator.device().type(), "'");
+  TORCH_CHECK(generator.device().type() == c10::DeviceType::PrivateUse1,
+              "Expected a 'tpu' device type for generator but found '", generator.device().type(), "'");
   uint64_t numel = 0;
   const auto widen = [&](c10::IntArrayRef sizes) { numel = std::max<uint64_t>(numel, c10::multiply_integers(sizes)); };
   for (const OutputMeta& meta : signature.outputs) widen(meta.sizes);
@@ -483,7 +493,7 @@ void record_node(OpEntry& entry, Stack* stack) {
   for (const c10::IValue* number : call.numbers) {
     push_scalar(words, number->isTensor() ? number->toTensor().item() : number->toScalar(), call.wide);
   }
-  if (entry.random) draw_random(entry, arguments, *signature, call.device, words);
+  if (draws(entry, arguments)) draw_random(entry, arguments, *signature, call.device, words);
   Recorder::Values values = recorder.emit(*signature, inputs, words, call.device);
 
   size_t next = entry.returns_targets ? 0 : signature->outputs.size();

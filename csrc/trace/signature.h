@@ -46,9 +46,11 @@ struct Signature {
   std::string overload;  // "Tensor"
   std::vector<uint64_t> key;
   std::vector<Argument> arguments;
-  std::vector<InputMeta> inputs;    // tensor arguments, in order
-  std::vector<OutputMeta> outputs;  // results of the node, in order
-  std::vector<OutputMeta> resized;  // out= arguments: the shape each must have
+  std::vector<InputMeta> inputs;       // tensor arguments, in order
+  std::vector<OutputMeta> outputs;     // results of the node, in order
+  std::vector<size_t> list_sizes;      // how many results each list that the op returns has
+  std::vector<c10::IValue> constants;  // what the op returns that is no tensor
+  std::vector<OutputMeta> resized;     // out= arguments: the shape each must have
   uint32_t scalar_words = 0;
   bool fallback = false;  // PyTorch has no meta function for it: run it on the CPU
   std::string site;       // "file:line" of the user's code that first recorded it

@@ -115,7 +115,7 @@ def lower(
 
     call_args = [pytree.tree_map(lambda x, n=n: to_parameter(x, dynamic[n]), a) for n, a in zip(names, args)]
     call_kwargs = {n: pytree.tree_map(lambda x, n=n: to_parameter(x, dynamic[n]), a) for n, a in kwargs.items()}
-    if rule.random:
+    if registry.draws(rule, {**dict(zip(names, args)), **kwargs}):
         assert rng is not None
         inputs.append(torch.tensor(list(rng), dtype=torch.uint64))
         weak.append(False)

@@ -161,14 +161,15 @@ def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], 
     positional = [value for value, argument in zip(arguments, schema) if not argument.kwarg_only]
     keywords = {argument.name: value for value, argument in zip(arguments, schema) if argument.kwarg_only}
     rule = registry.rule_for(op)
-    if rule is not None and rule.random:
+    named = {argument.name: value for value, argument in zip(arguments, schema)}
+    if rule is not None and registry.draws(rule, named):
         keywords["rng"] = scalars.pair(torch.uint64)
         keywords.pop("generator", None)
     results = registry.flatten(registry.lower_op(b, op, positional, keywords, specs))
     if rule is not None:  # None for a mutated argument means that it stays as it was
         for i, name in enumerate(reversed(rule.mutates), start=1):
             if results[-i] is None:
-                results[-i] = dict(zip((a.name for a in schema), arguments))[name]
+                results[-i] = named[name]
     return results
 
 

@@ -243,11 +243,11 @@ def _adam(decoupled: bool) -> Callable[..., Lists]:
     return rule
 
 
-lower(aten._fused_adam.default, aten._fused_adam.tensor_lr)(_adam(decoupled=False))
-lower(aten._fused_adamw.default, aten._fused_adamw.tensor_lr)(_adam(decoupled=True))
+lower(aten._fused_adam.default, aten._fused_adam.tensor_lr, wide=True)(_adam(decoupled=False))
+lower(aten._fused_adamw.default, aten._fused_adamw.tensor_lr, wide=True)(_adam(decoupled=True))
 
 
-@lower(aten._fused_sgd.default, aten._fused_sgd.tensor_lr)
+@lower(aten._fused_sgd.default, aten._fused_sgd.tensor_lr, wide=True)
 def fused_sgd(
     b: Builder,
     params: list[Value],
@@ -304,10 +304,10 @@ def _adagrad(
     return _fused(b, (params, grads, state_sums), update, maximize, grad_scale, found_inf, state_steps)
 
 
-lower(aten._fused_adagrad.tensor_lr)(_adagrad)
+lower(aten._fused_adagrad.tensor_lr, wide=True)(_adagrad)
 
 
-@lower(aten._fused_adagrad.default)
+@lower(aten._fused_adagrad.default, wide=True)
 def fused_adagrad(
     b: Builder, params: list[Value], grads: list[Value], state_sums: list[Value], steps: list[Value], **kwargs: Any
 ) -> Lists:

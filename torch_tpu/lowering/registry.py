@@ -10,7 +10,7 @@ import functools
 import importlib
 import itertools
 import pkgutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -34,7 +34,8 @@ class Rule:
     fn: RuleFn
     static: frozenset[str] = frozenset()
     mutates: tuple[str, ...] = ()
-    random: bool = False
+    random: bool | str = False
+    wide: bool = False
     kind: Literal["native", "decompose", "python"] = "native"
 
 
@@ -47,6 +48,8 @@ class Resolution:
     mutates: names of the arguments of the *called* overload that receive results: those its schema marks
         (in-place and out arguments, in schema order), or those that the rule declares.
     hidden: the rule returns new values of `mutates` after the results (the schema does not show the mutation).
+    random: the rule takes `rng`; the name of an argument means: unless that is zero.
+    wide: its scalars travel in double precision.
     """
 
     kind: Kind
@@ -54,7 +57,8 @@ class Resolution:
     dynamic: tuple[bool, ...] = ()
     mutates: tuple[str, ...] = ()
     hidden: bool = False
-    random: bool = False
+    random: bool | str = False
+    wide: bool = False
     fn: RuleFn | None = None
     reason: str = ""
 
@@ -90,12 +94,16 @@ def _register(ops: Sequence[Op], **fields: Any) -> None:
 
 
 def lower(
-    *ops: Op, static: Sequence[str] = (), mutates: Sequence[str] = (), random: bool = False
+    *ops: Op,
+    static: Sequence[str] = (),
+    mutates: Sequence[str] = (),
+    random: bool | str = False,
+    wide: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the rule of these overloads (a packet means all its functional ones)."""
 
     def decorate(fn: F) -> F:
-        _register(ops, fn=fn, static=frozenset(static), mutates=tuple(mutates), random=random)
+        _register(ops, fn=fn, static=frozenset(static), mutates=tuple(mutates), random=random, wide=wide)
         return fn
 
     return decorate
@@ -216,7 +224,12 @@ def resolve(name: str, overload: str) -> Resolution:
         rule.kind == "native" and a.name not in rule.static and _is_dynamic(str(a.type))
         for a in rule.op._schema.arguments
     )
-    return Resolution("record", rule.op, dynamic, shown or rule.mutates, bool(rule.mutates), rule.random)
+    return Resolution("record", rule.op, dynamic, shown or rule.mutates, bool(rule.mutates), rule.random, rule.wide)
+
+
+def draws(rule: Rule, arguments: Mapping[str, Any]) -> bool:
+    """Whether a call with these arguments gets `rng`."""
+    return bool(arguments.get(rule.random, 0) if isinstance(rule.random, str) else rule.random)
 
 
 # ---- lowering
