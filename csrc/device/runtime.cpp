@@ -56,14 +56,6 @@ size_t capacity_of(const pjrt::Device& device) {
   return limit != stats.end() && limit->second > 0 ? static_cast<size_t>(limit->second) : host_memory();
 }
 
-[[noreturn]] void throw_forked() {
-  C10_THROW_ERROR(
-      Error,
-      "Cannot use tpu in a forked child process: its parent had already initialised the device, which does not "
-      "survive a fork. Start the process with the 'spawn' method (torch.multiprocessing.set_start_method"
-      "('spawn')), or make the first use of tpu after the fork.");
-}
-
 void initialize() {
   static auto* mutex = new std::mutex();
   const auto lock = lock_without_gil(*mutex);
@@ -75,7 +67,7 @@ void initialize() {
   try {
     {
       const py::gil_scoped_acquire gil;
-      py::module_::import("torch_tpu.tpu").attr("_apply_environment")();
+      py::module_::import("torch_tpu.tpu").attr("_before_first_use")();
     }
     const auto& devices = pjrt::default_client()->devices();
     for (c10::DeviceIndex i = 0; i < clamp(devices.size()); ++i) memory::set_capacity(i, capacity_of(devices[i]));
@@ -105,9 +97,18 @@ bool initialized() noexcept { return state.load(std::memory_order_acquire) == St
 
 bool in_bad_fork() noexcept { return state.load(std::memory_order_acquire) == State::kForked; }
 
+void check_fork() {
+  if (C10_LIKELY(!in_bad_fork())) return;
+  C10_THROW_ERROR(
+      Error,
+      "Cannot use tpu in a forked child process: its parent had already initialised the device, which does not "
+      "survive a fork. Start the process with the 'spawn' method (torch.multiprocessing.set_start_method"
+      "('spawn')), or make the first use of tpu after the fork.");
+}
+
 void ensure_initialized() {
   if (C10_LIKELY(initialized())) return;
-  if (in_bad_fork()) throw_forked();
+  check_fork();
   initialize();
 }
 

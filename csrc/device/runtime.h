@@ -18,6 +18,8 @@ bool initialized() noexcept;
 void ensure_initialized();
 // True in such a child.
 bool in_bad_fork() noexcept;
+// Throws in such a child: for what works on tensors that exist, and so never initialises.
+void check_fork();
 
 // These initialise if need be.
 const pjrt::Client& client();

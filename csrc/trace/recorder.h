@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../device/runtime.h"
 #include "gil.h"
 #include "metrics.h"
 #include "program.h"
@@ -30,7 +31,10 @@ class Recorder {
   static Recorder& get();
 
   // Guards everything below and every DeviceStorage. Recursive, as PyTorch code run while recording may record.
-  std::unique_lock<std::recursive_mutex> lock() { return lock_without_gil(mutex_); }
+  std::unique_lock<std::recursive_mutex> lock() {
+    check_fork();
+    return lock_without_gil(mutex_);
+  }
 
   EagerMode mode() const { return mode_.load(std::memory_order_relaxed); }
   // A mode change is a boundary: what is recorded runs under the old mode.

@@ -1,10 +1,12 @@
 """``torch.tpu``: devices, streams, memory, random numbers, eager modes, configuration and counts."""
 
+import atexit
 import sys
 from types import ModuleType
 
 from torch import Generator
 
+from torch_tpu import _C
 from torch_tpu.tpu import amp, cache, memory, modes, random, settings, streams
 from torch_tpu.tpu.amp import get_amp_supported_dtype
 from torch_tpu.tpu.counts import metrics
@@ -145,10 +147,17 @@ class _Module(ModuleType):
         return random.default_generators()
 
 
-def _apply_environment() -> None:
-    """Does what TORCH_TPU_* variables ask for, or says what is wrong; called before the first use of a device."""
+def _before_first_use() -> None:
+    """Does what TORCH_TPU_* variables ask for, or says what is wrong; the core calls it before it starts."""
     settings.config._load()
     modes.load_environment()
+    atexit.register(_stop)
+
+
+def _stop() -> None:
+    """Ends the core's threads while Python can still serve them; a forked child has none."""
+    if not _is_in_bad_fork():
+        _C._shutdown()
 
 
 sys.modules[__name__].__class__ = _Module
