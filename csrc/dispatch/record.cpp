@@ -285,7 +285,7 @@ void append_outputs(std::vector<OutputMeta>& outputs, const c10::IValue& value) 
     outputs.push_back(output_meta(value.toTensor()));
   } else if (value.isTensorList()) {
     for (const at::Tensor& t : value.toTensorVector()) outputs.push_back(output_meta(t));
-  } else if (value.isNone()) {
+  } else {
     outputs.push_back({c10::ScalarType::Undefined, {}, {}});
   }
 }
@@ -363,7 +363,7 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
     for (const c10::IValue& value : meta) {
       append_outputs(s->outputs, value);
       if (value.isTensorList()) s->list_sizes.push_back(value.toTensorVector().size());
-      if (value.isInt()) s->constants.push_back(value);
+      if (!value.isTensor() && !value.isTensorList()) s->constants.push_back(value);
     }
   }
   for (size_t target : entry.targets) append_outputs(s->outputs, meta_arguments[target]);
@@ -407,6 +407,7 @@ void push_new_returns(const OpEntry& entry, const Signature& signature, Recorder
       stack->emplace_back(std::move(list));
     } else if (r.type()->kind() != c10::TypeKind::TensorType) {
       stack->push_back(signature.constants[constants++]);
+      ++next;
     } else {
       stack->emplace_back(make());
     }
