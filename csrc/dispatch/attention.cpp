@@ -11,18 +11,16 @@ namespace {
 // because the fused op keeps its logarithms in float.
 bool fused_takes(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                  const std::optional<at::Tensor>& mask, bool enable_gqa) {
-  const int64_t dim = query.dim();
-  if ((dim != 3 && dim != 4) || key.dim() != dim || value.dim() != dim) return false;
+  if (query.dim() != 4 || key.dim() != 4 || value.dim() != 4) return false;
   if (query.is_nested() || key.is_nested() || value.is_nested()) return false;
   const c10::ScalarType dtype = query.scalar_type();
   if (dtype != c10::kFloat && dtype != c10::kBFloat16 && dtype != c10::kHalf) return false;
   if (key.scalar_type() != dtype || value.scalar_type() != dtype) return false;
   const c10::SymIntArrayRef q = query.sym_sizes(), k = key.sym_sizes(), v = value.sym_sizes();
   if (query.sym_numel() == 0 || key.sym_numel() == 0 || value.sym_numel() == 0) return false;
-  if (dim == 4 && (q[0] != k[0] || q[0] != v[0])) return false;
-  if (q[dim - 1] != k[dim - 1] || k[dim - 2] != v[dim - 2] || k[dim - 3] != v[dim - 3]) return false;
-  if (q[dim - 3] != k[dim - 3] && !(enable_gqa && q[dim - 3] % k[dim - 3] == 0)) return false;
-  return !mask.has_value() || !mask->defined() || mask->dim() <= dim;
+  if (q[0] != k[0] || q[0] != v[0] || q[3] != k[3] || k[2] != v[2] || k[1] != v[1]) return false;
+  if (q[1] != k[1] && !(enable_gqa && q[1] % k[1] == 0)) return false;
+  return !mask.has_value() || !mask->defined() || mask->dim() <= 4;
 }
 
 int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
