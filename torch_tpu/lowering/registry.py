@@ -50,6 +50,8 @@ class Resolution:
     hidden: the rule returns new values of `mutates` after the results (the schema does not show the mutation).
     random: the rule takes `rng`; the name of an argument means: unless that is zero.
     wide: its scalars travel in double precision.
+    fn: the function over tensors to call: always for "python", for "record" when `when` says so of the call's
+        arguments as meta tensors (asked once a signature).
     """
 
     kind: Kind
@@ -60,6 +62,7 @@ class Resolution:
     random: bool | str = False
     wide: bool = False
     fn: RuleFn | None = None
+    when: Callable[..., bool] | None = None
     reason: str = ""
 
 
@@ -68,6 +71,7 @@ class LoweringError(RuntimeError):
 
 
 _rules: dict[OpOverload, Rule] = {}
+_python_calls: dict[OpOverload, tuple[Callable[..., bool], RuleFn]] = {}
 
 
 # ---- registration
@@ -135,6 +139,21 @@ def jax_rule(*ops: Op, static: Sequence[str] = ()) -> Callable[[F], F]:
             return inline(b, fn, args, kwargs)
 
         _register(ops, fn=rule, static=frozenset(static))
+        return fn
+
+    return decorate
+
+
+def python_call(*ops: OpOverload, when: Callable[..., bool]) -> Callable[[F], F]:
+    """Register a function over tensors, called instead of recording the calls that `when` picks.
+
+    when: sees the call's arguments as meta tensors, so that it can tell by shapes and dtypes only; it may raise what
+        PyTorch's meta kernel leaves unsaid. ops: the very overloads, in-place ones too.
+    """
+
+    def decorate(fn: F) -> F:
+        for op in ops:
+            _python_calls[op] = (when, fn)
         return fn
 
     return decorate
@@ -219,12 +238,30 @@ def resolve(name: str, overload: str) -> Resolution:
         return Resolution("fallback", functional, reason=f"no lowering rule for {full}")
     shown = tuple(a.name for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     if rule.kind == "python":
-        return Resolution("python", rule.op, mutates=shown, fn=rule.fn)
+        return Resolution("python", rule.op, mutates=shown, fn=_filling_outs(op, rule.fn))
     dynamic = tuple(
         rule.kind == "native" and a.name not in rule.static and _is_dynamic(str(a.type))
         for a in rule.op._schema.arguments
     )
-    return Resolution("record", rule.op, dynamic, shown or rule.mutates, bool(rule.mutates), rule.random, rule.wide)
+    when, fn = _python_calls.get(op, (None, None))
+    mutates, hidden = shown or rule.mutates, bool(rule.mutates)
+    return Resolution("record", rule.op, dynamic, mutates, hidden, rule.random, rule.wide, fn, when)
+
+
+def _filling_outs(op: OpOverload, fn: RuleFn) -> RuleFn:
+    """fn as the out= overload calls it: the results go to the tensors that the caller gave."""
+    outs = [a.name for a in op._schema.arguments if a.is_out]
+    if not outs:
+        return fn
+
+    def call_out(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in outs]
+        results = fn(*args, **kwargs)
+        for target, result in zip(targets, [results] if isinstance(results, torch.Tensor) else results):
+            target.resize_(result.shape).copy_(result)
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    return call_out
 
 
 def draws(rule: Rule, arguments: Mapping[str, Any]) -> bool:

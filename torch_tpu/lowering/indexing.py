@@ -1,0 +1,342 @@
+"""Reading and writing through index tensors: index, gather, scatter, take, put and the index_* ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import dtypes
+from .indices import (
+    Combine,
+    accumulate,
+    as_index,
+    at_least_1d,
+    gather_dims,
+    mask_positions,
+    put_along,
+    scatter_dims,
+    take_along,
+)
+from .registry import LoweringError, lower, python_call
+
+if TYPE_CHECKING:
+    from .builder import Builder, Operand, Value
+
+aten = torch.ops.aten
+MASKS = (torch.bool, torch.uint8)
+
+
+# ---- advanced indexing
+
+
+def _index_vectors(b: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list[Value], int]:
+    """The indexed dims, their broadcast indices, and where these stand in the result."""
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    given = [i for i in indices if i is not None]
+    if any(i.dtype in MASKS for i in given):
+        raise LoweringError("an index by mask has a data-dependent shape")
+    vectors = b.broadcast(*(as_index(b, i, x.shape[d], wrap=True) for d, i in zip(dims, given)))
+    adjacent = dims[-1] - dims[0] == len(dims) - 1
+    return dims, vectors, dims[0] if adjacent else 0
+
+
+@lower(aten.index.Tensor, aten._unsafe_index.Tensor)
+def index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
+    if all(i is None for i in indices):
+        return x
+    return gather_dims(b, x, *_index_vectors(b, x, indices))
+
+
+@lower(aten.index_put, aten._unsafe_index_put, aten._index_put_impl)
+def index_put(
+    b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
+) -> Value:
+    given = [i for i in indices if i is not None]
+    values = values.to(x.dtype)
+    if not given:
+        return x + values if accumulate else b.broadcast_to(values, x.shape)
+    if len(given) == 1 and given[0].dtype in MASKS:
+        return _put_masked(b, x, list(indices).index(given[0]), given[0].to(torch.bool), values, accumulate)
+    dims, vectors, at = _index_vectors(b, x, indices)
+    shape = [s for d, s in enumerate(x.shape) if d not in dims]
+    shape[at:at] = vectors[0].shape
+    return _scatter(
+        b, x, values, accumulate, lambda x, u, c: scatter_dims(b, x, dims, vectors, b.broadcast_to(u, shape), at, c)
+    )
+
+
+def _scatter(
+    b: Builder, x: Value, values: Value, add: bool, scatter: Callable[[Value, Value, Combine], Value]
+) -> Value:
+    """Scatter values into x, replacing, or adding at the precision PyTorch computes in."""
+    if not add:
+        return scatter(x, values, lambda old, new: new)
+    return accumulate(b, x, lambda x: scatter(x, values.to(x.dtype), b.add))
+
+
+def _put_masked(b: Builder, x: Value, dim: int, mask: Value, values: Value, accumulate: bool) -> Value:
+    """x[mask] = values without reading how many there are: the k-th true place takes the k-th value."""
+    rest = x.ndim - dim - mask.ndim
+    before, after = x.shape[:dim], x.shape[dim + mask.ndim :]
+    if not mask.ndim or (values.ndim > rest and values.shape[-rest - 1] != 1):
+        count = values.shape[values.ndim - rest - 1] if values.ndim > rest else 1
+        values = b.broadcast_to(values, (*before, count, *after))
+        positions = mask_positions(b, b.reshape(mask, (mask.numel,)))
+        values = gather_dims(b, values, [dim], [positions], dim)
+        values = b.reshape(values, x.shape)
+    elif values.ndim > rest:  # one value for all places: give the masked dims size one
+        values = b.reshape(values, (*values.shape[: -rest - 1], *[1] * mask.ndim, *values.shape[values.ndim - rest :]))
+    if accumulate:
+        values = x + values
+    return b.select(b.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim)), values, x)
+
+
+def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
+    return any(i is not None and i.dtype in MASKS for i in indices)
+
+
+def _expand_masks(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+    """Masks as the indices of their true elements."""
+    expanded: list[torch.Tensor | None] = []
+    for i in indices:
+        expanded += i.nonzero().unbind(1) if i is not None and i.dtype in MASKS else [i]
+    return expanded
+
+
+@python_call(aten.index.Tensor, when=lambda x, indices: _has_mask(indices))
+def index_masked(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
+    return aten.index.Tensor(x, _expand_masks(indices))
+
+
+def _put_reads_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: bool) -> bool:
+    """Whether the masks' counts decide shapes; on the way, the check that PyTorch's meta kernel leaves out."""
+    if _has_mask(indices):
+        return sum(i is not None for i in indices) > 1
+    if any(i is not None for i in indices):
+        shape = aten.index.Tensor(x.to("meta"), [None if i is None else i.to("meta") for i in indices]).shape
+        if not _broadcasts(values.shape, shape):
+            raise RuntimeError(
+                f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
+                f" of shape {list(shape)}"
+            )
+    return False
+
+
+def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    return len(shape) <= len(to) and all(s in (1, t) for s, t in zip(reversed(shape), reversed(to)))
+
+
+@python_call(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, when=_put_reads_masks)
+def index_put_masked(
+    x: torch.Tensor,
+    indices: Sequence[torch.Tensor | None],
+    values: torch.Tensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Any:
+    return aten.index_put_(x, _expand_masks(indices), values, accumulate)
+
+
+# ---- along one dim
+
+
+@lower(aten.index_select)
+def index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
+    if not x.ndim:
+        return x
+    dim %= x.ndim
+    return gather_dims(b, x, [dim], [as_index(b, at_least_1d(b, index), x.shape[dim])], dim)
+
+
+@lower(aten.gather)
+def gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    shape = index.shape
+    x, index = at_least_1d(b, x), at_least_1d(b, index)
+    dim %= x.ndim
+    return b.reshape(take_along(b, x, as_index(b, index, x.shape[dim]), dim), shape)
+
+
+def _along(b: Builder, x: Value, dim: int, index: Value, updates: Value, combine: Combine) -> Value:
+    """Scatter with torch.scatter's arguments; everything may be 0-d."""
+    shape = x.shape
+    x, index, updates = at_least_1d(b, x), at_least_1d(b, index), at_least_1d(b, updates)
+    dim %= x.ndim
+    if 0 in index.shape:
+        return b.reshape(x, shape)
+    return b.reshape(put_along(b, x, as_index(b, index, x.shape[dim]), updates, dim, combine), shape)
+
+
+def _rows(b: Builder, x: Value, dim: int, index: Value, source: Value, combine: Combine) -> Value:
+    """Scatter whole slices along dim with index_add's arguments; everything may be 0-d."""
+    shape = x.shape
+    x, index = at_least_1d(b, x), at_least_1d(b, index)
+    dim %= x.ndim
+    source = b.reshape(source, (*x.shape[:dim], index.numel, *x.shape[dim + 1 :]))
+    index = as_index(b, index, x.shape[dim])
+    return b.reshape(scatter_dims(b, x, [dim], [index], source, dim, combine), shape)
+
+
+@lower(aten.scatter.src)
+def scatter_src(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _along(b, x, dim, index, src, lambda old, new: new)
+
+
+@lower(aten.scatter.value)
+def scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    return scatter_src(b, x, dim, index, b.full(index.shape, value, x.dtype))
+
+
+@lower(aten.scatter_add)
+def scatter_add(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return accumulate(b, x, lambda x: _along(b, x, dim, index, src.to(x.dtype), b.add))
+
+
+@lower(aten.scatter.reduce)
+def scatter_with(b: Builder, x: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
+    combine = {"add": b.add, "multiply": b.multiply}[reduce]
+    return accumulate(b, x, lambda x: _along(b, x, dim, index, src.to(x.dtype), combine))
+
+
+@lower(aten.scatter.value_reduce)
+def scatter_value_with(b: Builder, x: Value, dim: int, index: Value, value: Operand, *, reduce: str) -> Value:
+    return scatter_with(b, x, dim, index, b.full(index.shape, value, x.dtype), reduce=reduce)
+
+
+@lower(aten.index_add)
+def index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Operand = 1) -> Value:
+    # PyTorch multiplies in the tensor's own dtype, then accumulates.
+    scaled = source * b.scalar(alpha, source.dtype)
+    return accumulate(b, x, lambda x: _rows(b, x, dim, index, scaled.to(x.dtype), b.add))
+
+
+@lower(aten.index_copy)
+def index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if index.numel == 1 and x.ndim:
+        dim %= x.ndim
+        zero = b.full((), 0, torch.int32)
+        start = b.reshape(as_index(b, index, x.shape[dim]), ())
+        source = b.reshape(source, [1 if d == dim else s for d, s in enumerate(x.shape)])
+        # One slice, as a decoding step writes into its cache: updated in place where a scatter may copy.
+        return b.dynamic_update_slice(x, source, [start if d == dim else zero.to(start.dtype) for d in range(x.ndim)])
+    return _rows(b, x, dim, index, source, lambda old, new: new)
+
+
+@lower(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def index_fill(b: Builder, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    shape = x.shape
+    x = at_least_1d(b, x)
+    dim %= x.ndim
+    index = as_index(b, at_least_1d(b, index), x.shape[dim], wrap=True)
+    nowhere = b.full((x.shape[dim],), False, torch.bool)
+    hit = scatter_dims(b, nowhere, [0], [index], b.full(index.shape, True, torch.bool), 0, lambda old, new: new)
+    filled = b.select(b.broadcast_in_dim(hit, x.shape, [dim]), b.scalar(value, x.dtype), x)
+    return b.reshape(filled, shape)
+
+
+# ---- reductions by index
+
+
+def _reduce_into(
+    b: Builder,
+    x: Value,
+    source: Value,
+    reduce: str,
+    include_self: bool,
+    scatter: Callable[[Value, Value, Combine], Value],
+) -> Value:
+    """Reduce the source's elements that go to each place; places that none goes to keep x."""
+    dtype = dtypes.opmath(x.dtype)
+    wide, source = x.to(dtype), source.to(dtype)
+    combines: dict[str, tuple[Combine, Any]] = {
+        "sum": (b.add, 0),
+        "mean": (b.add, 0),
+        "prod": (b.multiply, 1),
+        "amax": (b.maximum, dtypes.lowest(dtype) if not dtype.is_complex else 0),
+        "amin": (b.minimum, dtypes.highest(dtype) if not dtype.is_complex else 0),
+    }
+    combine, neutral = combines[reduce]
+    count_dtype = dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
+    if include_self and reduce != "mean":
+        return scatter(wide, source, combine).to(x.dtype)
+    counts = scatter(b.full(x.shape, 0, count_dtype), b.full(source.shape, 1, count_dtype), b.add)
+    start = wide if include_self else b.full(x.shape, neutral, dtype)
+    result = scatter(start, source, combine)
+    if reduce == "mean":
+        divisor = counts + 1 if include_self else b.select(counts.eq(0), 1, counts)
+        result = _mean(b, result, divisor)
+    return b.select(counts.eq(0), wide, result).to(x.dtype)
+
+
+def _mean(b: Builder, total: Value, count: Value) -> Value:
+    if not total.is_integral:
+        return b.divide(total, count)
+    total = total.to(torch.int64)
+    quotient = b.divide(total, count)
+    return b.select(b.remainder(total, count) < 0, quotient - 1, quotient)
+
+
+@lower(aten.scatter_reduce.two)
+def scatter_reduce(
+    b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    src = b.slice(at_least_1d(b, src), [0] * max(src.ndim, 1), index.shape or (1,))
+    return _reduce_into(b, x, src, reduce, include_self, lambda x, src, combine: _along(b, x, dim, index, src, combine))
+
+
+@lower(aten.index_reduce)
+def index_reduce(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    return _reduce_into(
+        b, x, source, reduce, include_self, lambda x, source, combine: _rows(b, x, dim, index, source, combine)
+    )
+
+
+# ---- as if flat
+
+
+@lower(aten.take)
+def take(b: Builder, x: Value, index: Value) -> Value:
+    flat = b.reshape(x, (x.numel,))
+    return gather_dims(b, flat, [0], [as_index(b, index, x.numel, wrap=True)], 0)
+
+
+@lower(aten.put)
+def put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    flat, count = b.reshape(x, (x.numel,)), index.numel
+    index = b.reshape(as_index(b, index, x.numel, wrap=True), (count,))
+    out = _scatter(
+        b, flat, b.reshape(source, (count,)), accumulate, lambda x, u, c: scatter_dims(b, x, [0], [index], u, 0, c)
+    )
+    return b.reshape(out, x.shape)
+
+
+@lower(aten.masked_scatter)
+def masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
+    x, mask = b.broadcast(x, mask.to(torch.bool))
+    if not source.numel or not x.numel:
+        return x
+    positions = mask_positions(b, b.reshape(mask, (mask.numel,)))
+    values = gather_dims(b, b.reshape(source, (source.numel,)), [0], [positions], 0)
+    return b.select(mask, b.reshape(values, x.shape), x)
+
+
+@lower(aten.masked_scatter_backward)
+def masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequence[int]) -> Value:
+    """The gradients at the mask's true places, packed into the source's shape."""
+    count = math.prod(sizes)
+    mask, grad = b.broadcast(mask.to(torch.bool), grad)
+    packed = pack(b, b.reshape(grad, (grad.numel,)), b.reshape(mask, (mask.numel,)), count, 0)
+    return b.reshape(packed, sizes)
+
+
+def pack(b: Builder, x: Value, mask: Value, size: int, fill: Operand) -> Value:
+    """The first `size` elements of 1-D x where the mask is true, then fill."""
+    # Elements that are not wanted go out of range, where a scatter drops them.
+    positions = mask_positions(b, mask)
+    where = b.select(mask, positions, size + b.iota(x.shape, 0, positions.dtype))
+    out = b.full((size,), fill, x.dtype)
+    return scatter_dims(b, out, [0], [where], x, 0, lambda old, new: new, unique_indices=True)
