@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .elementwise import pointwise, table
+from .meta import meta
 from .pointwise import conjugate
 from .registry import lower
 
@@ -120,7 +121,7 @@ def tanh_backward(b: Builder, grad: Value, y: Value) -> Value:
 table(
     "output",
     {
-        "relu": lambda b, x: b.maximum(x, 0),
+        "relu": lambda b, x: b.select(x < 0, 0, x),  # keeps -0.0, unlike a maximum
         "relu6": lambda b, x: b.clamp(x, 0, 6),
         "sigmoid": sigmoid,
         "sigmoid_backward": sigmoid_backward,
@@ -263,6 +264,11 @@ def glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
     value, gate = _halves(b, x.to(dtype), dim)
     s = b.logistic(gate)
     return b.concatenate([s * grad, s * (1 - s) * value * grad], dim)
+
+
+@meta(aten.glu_jvp.default)
+def glu_jvp_meta(y: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(y)
 
 
 @lower(aten.glu_jvp)

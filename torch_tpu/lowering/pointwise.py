@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,12 +69,13 @@ def divide_ints(b: Builder, x: Value, y: Value, *, floor: bool) -> Value:
 
 
 def divide_floor(b: Builder, x: Value, y: Value) -> Value:
-    """Division rounded to minus infinity with Python's care for floats."""
+    """Division rounded to minus infinity, with the care that Python takes of floats."""
     if x.is_integral:
         return divide_ints(b, x, y, floor=True)
+    narrow = _rounding(b)
     mod = b.remainder(x, y)
-    quotient = (x - mod) / y
-    quotient = b.select(mod.ne(0) & ((y < 0) ^ (mod < 0)), quotient - 1, quotient)
+    quotient = narrow(narrow(x - mod) / y)
+    quotient = b.select(mod.ne(0) & ((y < 0) ^ (mod < 0)), narrow(quotient - 1), quotient)
     floored = b.floor(quotient)
     floored = b.select(quotient - floored > 0.5, floored + 1, floored)
     ratio = x / y
@@ -81,12 +83,17 @@ def divide_floor(b: Builder, x: Value, y: Value) -> Value:
     return b.select(y.eq(0), ratio, b.select(quotient.eq(0), zero, floored))
 
 
+def _rounding(b: Builder) -> Callable[[Value], Value]:
+    """Rounding to the output's dtype, for the steps that PyTorch takes in a narrow dtype."""
+    out = b.outputs[0]
+    assert out is not None
+    return lambda x: b.round_to(x, out.dtype)
+
+
 def divide_trunc(b: Builder, x: Value, y: Value) -> Value:
     if x.is_integral:
         return divide_ints(b, x, y, floor=False)
-    out = b.outputs[0]
-    assert out is not None
-    return b.truncate(b.round_to(x / y, out.dtype))  # PyTorch rounds the quotient to a narrow dtype before truncating
+    return b.truncate(_rounding(b)(x / y))
 
 
 @pointwise(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -152,11 +159,22 @@ def power(b: Builder, x: Value, y: Value) -> Value:
     """x ** y; integer powers wrap, negative ones are 0 except of 1 and -1."""
     if not x.is_integral:
         return b.power(x, y)
+    x, y = b.operands(x, y)
+    if x.is_bool:
+        return x | ~y
+
+    def step(result: Value, square: Value, rest: Value) -> tuple[Value, Value, Value]:
+        factor = b.select((rest & 1).ne(0), square, 1)
+        return result * factor, square * square, b.shift_right_logical(rest, 1)
+
+    # By squaring: StableHLO's integer power is wrong for large exponents on XLA:CPU.
+    start = [b.full(x.shape, 1, x.dtype), x, b.maximum(y, 0)]
+    result = b.while_loop(start, lambda result, square, rest: b.reduce_or(rest.ne(0)), step)[0]
     if not x.dtype.is_signed:
-        return b.power(x, y)
-    odd = b.remainder(y, 2).ne(0)
+        return result
+    odd = (y & 1).ne(0)
     inverse = b.select(x.eq(1), 1, b.select(x.eq(-1), b.select(odd, b.full((), -1, x.dtype), 1), 0))
-    return b.select(y < 0, inverse, b.power(x, b.maximum(y, 0)))
+    return b.select(y < 0, inverse, result)
 
 
 @pointwise(aten.pow.Tensor_Tensor)
@@ -318,6 +336,8 @@ def gcd(b: Builder, x: Value, y: Value) -> Value:
 
 @pointwise(aten.lcm)
 def lcm(b: Builder, x: Value, y: Value) -> Value:
+    if x.dtype.itemsize < 4:  # C++ computes these in int, where they do not overflow
+        x, y = x.to(torch.int32), y.to(torch.int32)
     divisor = gcd(b, x, y)
     product = b.divide(x, b.select(divisor.eq(0), 1, divisor)) * y
     return b.abs(product) if x.dtype.is_signed else product

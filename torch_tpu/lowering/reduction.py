@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import dtypes
+from .meta import meta
 from .registry import lower
 
 if TYPE_CHECKING:
@@ -361,6 +362,11 @@ def log_softmax_backward(b: Builder, grad: Value, y: Value, dim: int, input_dtyp
     dtype = dtypes.opmath(grad.dtype)
     grad, y = grad.to(dtype), y.to(dtype)
     return grad - b.exponential(y) * b.reduce_sum(grad, dims_of(y, dim), True)
+
+
+@meta(aten._masked_softmax.default, aten._masked_softmax_backward.default)
+def masked_softmax_meta(x: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(x)
 
 
 @lower(aten._masked_softmax)
