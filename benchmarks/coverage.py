@@ -131,15 +131,17 @@ def same_distribution(a: Any, e: Any) -> None:
 def run_sample(op: Any, sample: Any, device: str) -> Result | None:
     """Run one sample on both devices; None if the CPU cannot run it."""
     import torch
+    from torch.utils._pytree import tree_map
 
     def call(target: str, seed: int) -> Any:
         def move(x: Any) -> Any:
-            return x.detach().clone().to(target) if isinstance(x, torch.Tensor) else x
+            if isinstance(x, torch.Tensor):
+                return x.detach().clone().to(target)
+            return target if x in ("cpu", torch.device("cpu")) else x
 
-        s = sample.transform(move)
-        kwargs = {k: target if k == "device" else v for k, v in s.kwargs.items()}
         torch.manual_seed(seed)
-        return op(s.input, *s.args, **kwargs)
+        input_, args, kwargs = tree_map(move, (sample.input, sample.args, sample.kwargs))
+        return op(input_, *args, **kwargs)
 
     try:
         expected, *others = [call("cpu", seed) for seed in range(4)]
@@ -162,16 +164,20 @@ def run_sample(op: Any, sample: Any, device: str) -> Result | None:
     try:
         actual = call(device, 0)
     except Exception as error:
-        text = str(error).strip().splitlines() or [""]
-        return {"kind": "unsupported", "why": f"{type(error).__name__}: {text[0]}"}
+        return {"kind": "unsupported", "why": explain(error)}
     fell = sorted(k for k, v in fallbacks(device).items() if v != before.get(k))
     try:
         compare(actual, expected, device, tolerate)
     except AssertionError as error:
         return {"kind": "wrong", "why": " ".join(str(error).split())}
     except Exception as error:
-        return {"kind": "unsupported", "why": f"reading the result: {type(error).__name__}: {error}"}
+        return {"kind": "unsupported", "why": explain(error)}
     return {"kind": "fallback", "why": ", ".join(fell)} if fell else {"kind": "native", "why": ""}
+
+
+def explain(error: Exception) -> str:
+    """Return an exception's type and text in one line, without the Python frames that pybind11 adds."""
+    return " ".join(f"{type(error).__name__}: {str(error).split('At:')[0]}".split())
 
 
 def fallbacks(device: str) -> dict[str, int]:

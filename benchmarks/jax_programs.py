@@ -137,6 +137,18 @@ def build(workload: str) -> Callable[[], Any]:
 
 def train(model: str, inputs: list[Array]) -> Callable[[], Array]:
     """Return a training step whose state stays on the device."""
+    step, state, inputs = training_step(model, inputs)
+    jitted = jax.jit(step, donate_argnums=(0, 1, 2))
+
+    def iteration() -> Array:
+        value, *state[:] = jitted(*state, *inputs)
+        return value
+
+    return iteration
+
+
+def training_step(model: str, inputs: list[Array]) -> tuple[Callable[..., tuple[Any, ...]], list[Any], list[Array]]:
+    """Return the step, its first state (three trees) and its inputs; it returns the loss and the next state."""
     weights = parameters(model)
     stats: Tree = {}
     if model == "resnet":
@@ -158,14 +170,7 @@ def train(model: str, inputs: list[Array]) -> Callable[[], Array]:
         p, optim = update(model, p, grad, optim)
         return value, p, stats, optim
 
-    jitted = jax.jit(step, donate_argnums=(0, 1, 2))
-    state = [p, stats, optim]
-
-    def iteration() -> Array:
-        value, *state[:] = jitted(*state, *inputs)
-        return value
-
-    return iteration
+    return step, [p, stats, optim], inputs
 
 
 def decode(workload: str, prompt: Array) -> Callable[[], list[int]]:
