@@ -175,14 +175,12 @@ class Builder:
 
     def constant(self, data: Any, dtype: torch.dtype) -> Value:
         """A constant from nested lists or a numpy array."""
-        tensor = torch.as_tensor(data, dtype=dtype)
+        tensor = torch.as_tensor(data, dtype=dtype).contiguous()
         shape = tuple(tensor.shape)
         if tensor.numel() == 0:
             return self.full(shape, 0, dtype)
-        if dtype == torch.bool:
-            array = np.packbits(tensor.numpy().reshape(-1), bitorder="little")
-        elif dtype.is_floating_point and dtype.itemsize < 4:
-            array = tensor.contiguous().view(torch.int16 if dtype.itemsize == 2 else torch.int8).numpy()
+        if dtype.is_floating_point and dtype.itemsize < 4:
+            array = tensor.view(torch.int16 if dtype.itemsize == 2 else torch.int8).numpy()
         else:
             array = tensor.numpy()
         attr = self.ir.DenseElementsAttr.get(array, type=self.context.elements[dtype], shape=list(shape))
