@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import dtypes
+from .meta import meta_kernel
 from .normalization import gradient_through, moments
 from .registry import lower
 
@@ -381,27 +382,31 @@ def batch_norm_backward_elemt(
     return out if weight is None else out * _along(b, weight, x)
 
 
-# PyTorch has no meta kernels for these, since it has them for CUDA alone; `mean` and its like are (channels,).
-
-_meta = torch.library.Library("aten", "IMPL", "Meta")  # type: ignore[no-untyped-call]
+# ---- their metadata: `mean` and its like are (channels,)
 
 
-def _channels(x: torch.Tensor) -> torch.Tensor:
-    return x.new_empty((x.shape[1],), dtype=dtypes.opmath(x.dtype))
-
-
+@meta_kernel("batch_norm_stats")
 def _meta_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
-    return _channels(x), _channels(x)
+    dtype = dtypes.opmath(x.dtype)
+    return x.new_empty((x.shape[1],), dtype=dtype), x.new_empty((x.shape[1],), dtype=dtype)
 
 
-def _meta_gather(x: torch.Tensor, mean: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
-    return torch.empty_like(mean[0]), torch.empty_like(mean[0])
-
-
+@meta_kernel("batch_norm_update_stats")
 def _meta_update(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
     return x.new_empty((x.shape[1],)), x.new_empty((x.shape[1],))
 
 
+@meta_kernel("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
+def _meta_gather(x: torch.Tensor, mean: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
+    return torch.empty_like(mean[0]), torch.empty_like(mean[0])
+
+
+@meta_kernel("batch_norm_elemt")
+def _meta_elemt(x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@meta_kernel("batch_norm_backward_reduce")
 def _meta_reduce(
     g: torch.Tensor,
     x: torch.Tensor,
@@ -417,13 +422,6 @@ def _meta_reduce(
     return tuple(torch.empty_like(like) if asked else None for asked, like in wanted)
 
 
-for _name, _kernel in {
-    "batch_norm_stats": _meta_stats,
-    "batch_norm_gather_stats": _meta_gather,
-    "batch_norm_gather_stats_with_counts": _meta_gather,
-    "batch_norm_update_stats": _meta_update,
-    "batch_norm_elemt": lambda x, *_: torch.empty_like(x),
-    "batch_norm_backward_reduce": _meta_reduce,
-    "batch_norm_backward_elemt": lambda g, x, *_: torch.empty_like(x),
-}.items():
-    _meta.impl(_name, _kernel)  # type: ignore[no-untyped-call]
+@meta_kernel("batch_norm_backward_elemt")
+def _meta_backward_elemt(g: torch.Tensor, x: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.empty_like(x)
