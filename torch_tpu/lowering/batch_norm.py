@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import dtypes
-from .meta import meta_kernel
+from .meta import meta
 from .normalization import gradient_through, moments
 from .registry import lower
 
@@ -385,28 +385,28 @@ def batch_norm_backward_elemt(
 # ---- their metadata: `mean` and its like are (channels,)
 
 
-@meta_kernel("batch_norm_stats")
+@meta(aten.batch_norm_stats.default)
 def _meta_stats(x: torch.Tensor, eps: float) -> tuple[torch.Tensor, ...]:
     dtype = dtypes.opmath(x.dtype)
     return x.new_empty((x.shape[1],), dtype=dtype), x.new_empty((x.shape[1],), dtype=dtype)
 
 
-@meta_kernel("batch_norm_update_stats")
+@meta(aten.batch_norm_update_stats.default)
 def _meta_update(x: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
     return x.new_empty((x.shape[1],)), x.new_empty((x.shape[1],))
 
 
-@meta_kernel("batch_norm_gather_stats", "batch_norm_gather_stats_with_counts")
+@meta(aten.batch_norm_gather_stats.default, aten.batch_norm_gather_stats_with_counts.default)
 def _meta_gather(x: torch.Tensor, mean: torch.Tensor, *_: object) -> tuple[torch.Tensor, ...]:
     return torch.empty_like(mean[0]), torch.empty_like(mean[0])
 
 
-@meta_kernel("batch_norm_elemt")
+@meta(aten.batch_norm_elemt.default)
 def _meta_elemt(x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
 
-@meta_kernel("batch_norm_backward_reduce")
+@meta(aten.batch_norm_backward_reduce.default)
 def _meta_reduce(
     g: torch.Tensor,
     x: torch.Tensor,
@@ -422,6 +422,6 @@ def _meta_reduce(
     return tuple(torch.empty_like(like) if asked else None for asked, like in wanted)
 
 
-@meta_kernel("batch_norm_backward_elemt")
+@meta(aten.batch_norm_backward_elemt.default)
 def _meta_backward_elemt(g: torch.Tensor, x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)

@@ -12,7 +12,7 @@ import torch
 
 from . import dtypes
 from .indices import Combine, gather_dims, index_dtype, scatter_dims
-from .meta import meta_kernel
+from .meta import meta
 from .registry import RuleFn, lower
 from .windows import Windows, fold, unfold_sum
 
@@ -314,7 +314,7 @@ def fractional_max_pool_backward(
     return _to_places(b, g.to(dtypes.opmath(g.dtype)), places, x.shape[-n:], b.add)
 
 
-@meta_kernel("fractional_max_pool3d_backward")
+@meta(aten.fractional_max_pool3d_backward.default)
 def _meta_fractional_backward(g: torch.Tensor, x: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty_like(x)
 
