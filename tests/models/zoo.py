@@ -33,7 +33,7 @@ class Recurrent(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(11, 6, padding_idx=0)
         self.first = kind(6, 8, batch_first=True, bidirectional=True)
-        self.second = kind(16, 8, batch_first=True)
+        self.second = kind(16, 8, batch_first=True, bias=False)
         self.head = nn.Linear(8, 11)
 
     def forward(self, tokens: Tensor) -> Tensor:
