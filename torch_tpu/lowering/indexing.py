@@ -15,12 +15,13 @@ from .indices import (
     as_index,
     at_least_1d,
     gather_dims,
-    mask_positions,
+    index_dtype,
     put_along,
     scatter_dims,
     take_along,
 )
 from .registry import LoweringError, lower, python_call
+from .scan import scan
 
 if TYPE_CHECKING:
     from .builder import Builder, Operand, Value
@@ -96,6 +97,12 @@ def _put_masked(b: Builder, x: Value, dim: int, mask: Value, values: Value, accu
 
 def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
     return any(i is not None and i.dtype in MASKS for i in indices)
+
+
+def mask_positions(b: Builder, mask: Value) -> Value:
+    """For each element of a 1-D mask, how many true ones come before it."""
+    counts = mask.to(index_dtype(mask.numel))
+    return scan(b, counts, 0, 0, b.add) - counts
 
 
 def _expand_masks(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

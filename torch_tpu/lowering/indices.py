@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import dtypes
-from .scan import scan
 
 if TYPE_CHECKING:
     from .builder import Builder, Value
@@ -128,9 +127,3 @@ def put_along(b: Builder, x: Value, index: Value, updates: Value, dim: int, comb
 def accumulate(b: Builder, x: Value, scatter: Callable[[Value], Value]) -> Value:
     """Scatter into x at the precision PyTorch computes in, rounding once."""
     return scatter(x.to(dtypes.opmath(x.dtype))).to(x.dtype)
-
-
-def mask_positions(b: Builder, mask: Value) -> Value:
-    """For each element of a 1-D mask, how many true ones come before it."""
-    counts = mask.to(index_dtype(mask.numel))
-    return scan(b, counts, 0, 0, b.add) - counts

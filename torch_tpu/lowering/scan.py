@@ -11,6 +11,7 @@ import torch
 from . import dtypes
 from .reduction import accumulated
 from .registry import lower
+from .sorting import sort_with_index
 from .transcendental import logaddexp
 
 if TYPE_CHECKING:
@@ -67,17 +68,6 @@ def cummin(b: Builder, x: Value, dim: int) -> tuple[Value, Value]:
 
 
 # ---- order statistics
-
-
-def sort_with_index(b: Builder, x: Value, dim: int) -> tuple[Value, Value]:
-    """Ascending and stable, NaN last: the values and their places (int32)."""
-    places = b.iota(x.shape, dim, torch.int32)
-
-    def before(x0: Value, x1: Value, i0: Value, i1: Value) -> Value:
-        return (x0 < x1) | (~b.is_nan(x0) & b.is_nan(x1)) if x0.is_float else x0 < x1
-
-    values, places = b.sort([x, places], dim, before)
-    return values, places
 
 
 def _at(b: Builder, x: Value, dim: int, index: int, keepdim: bool) -> Value:
