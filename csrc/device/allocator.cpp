@@ -5,6 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
 
 #include "../trace/recorder.h"
 #include "memory.h"
@@ -27,9 +31,36 @@ void* new_address(c10::DeviceIndex device, size_t nbytes) {
   return reinterpret_cast<void*>(kMark | (static_cast<uint64_t>(device) << kDeviceShift) | offset);
 }
 
-void free_storage(void* context) {
-  if (in_bad_fork()) return;  // the child must not touch what belongs to its parent's device
-  delete static_cast<DeviceStorage*>(context);
+// Data pointers that share a storage with its own, with what each holds on to. Whichever goes last frees the storage.
+struct Aliases {
+  using Held = std::unique_ptr<void, c10::DeleterFnPtr>;
+  std::mutex mutex;
+  std::unordered_multimap<const void*, Held> held;
+  std::atomic<size_t> count{0};  // so that freeing without aliases takes no lock
+
+  void add(const void* storage, Held what) {
+    std::lock_guard<std::mutex> lock(mutex);
+    held.emplace(storage, std::move(what));
+    count.fetch_add(1, std::memory_order_release);
+  }
+
+  // False when the storage has no alias.
+  bool remove_one(const void* storage) {
+    if (count.load(std::memory_order_acquire) == 0) return false;
+    Held what(nullptr, nullptr);  // freed without the lock, as that may free the storage's first pointer
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto found = held.find(storage);
+    if (found == held.end()) return false;
+    what = std::move(found->second);
+    held.erase(found);
+    count.fetch_sub(1, std::memory_order_release);
+    return true;
+  }
+};
+
+Aliases& aliases() {
+  static auto* all = new Aliases();  // leaked: storages may outlive static destruction
+  return *all;
 }
 
 class TpuAllocator final : public c10::DeviceAllocator {
@@ -93,9 +124,32 @@ REGISTER_ALLOCATOR(c10::DeviceType::PrivateUse1, &allocator)
 
 }  // namespace
 
+void free_storage(void* context) {
+  if (in_bad_fork()) return;  // the child must not touch what belongs to its parent's device
+  if (!aliases().remove_one(context)) delete static_cast<DeviceStorage*>(context);
+}
+
 c10::DataPtr make_data_ptr(DeviceStorage* storage) {
-  return {new_address(storage->device, storage->nbytes), storage, &free_storage,
-          c10::Device(c10::DeviceType::PrivateUse1, storage->device)};
+  const c10::DeviceIndex device = storage->entry.device();
+  void* address = new_address(device, storage->entry.nbytes());
+  storage->entry.place(address, storage);
+  return {address, storage, &free_storage, c10::Device(c10::DeviceType::PrivateUse1, device)};
+}
+
+void adopt(c10::StorageImpl* storage) {
+  c10::DataPtr& data = storage->_mutable_data_ptr_no_checks();
+  const c10::DeviceIndex device = data.device().index();
+  if (storage->nbytes() == 0) {
+    data = make_data_ptr(new DeviceStorage(device, 0));
+    return;
+  }
+  const memory::Entry* entry = device_of_address(data.get()) == device ? memory::find(device, data.get()) : nullptr;
+  TORCH_CHECK(entry != nullptr && storage->nbytes() <= entry->nbytes(), "the pointer ", data.get(),
+              " is not where memory of a tpu tensor starts. Host memory, and views that start inside a tensor, must be "
+              "copied to the device instead of being wrapped.");
+  void* address = data.get();
+  aliases().add(entry->owner(), data.move_context());
+  data = {address, entry->owner(), &free_storage, data.device()};
 }
 
 c10::DeviceIndex device_of_address(const void* address) {

@@ -2,6 +2,7 @@
 #include "bind.h"
 
 #include <pybind11/stl.h>
+#include <torch/csrc/Event.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -48,6 +49,15 @@ void bind_device(py::module_& m) {
 
   def("_default_generator", [](int64_t index) { return default_generator(checked(index)); });
   def("_manual_seed_all", [](uint64_t seed) { manual_seed_all(seed); });
+  // Event.elapsed_time() of torch takes no subclass of Event as its argument.
+  def("_elapsed_time", [](const py::handle& start, const py::handle& end) {
+    const auto event = [](const py::handle& object) -> const c10::Event& {
+      TORCH_CHECK_TYPE(PyObject_IsInstance(object.ptr(), reinterpret_cast<PyObject*>(THPEventClass)) == 1,
+                       "expected a torch.Event");
+      return reinterpret_cast<THPEvent*>(object.ptr())->event;
+    };
+    return event(start).elapsedTime(event(end));
+  });
   def("_stream_priority", [](const c10::Stream& s) { return stream::priority(s); });
 }
 

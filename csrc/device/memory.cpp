@@ -41,6 +41,12 @@ struct Device {
     if (entry->next_ != nullptr) entry->next_->prev_ = entry->prev_;
   }
 
+  const Entry* find(const void* address) const {
+    const Entry* entry = head;
+    while (entry != nullptr && entry->address_.load(std::memory_order_acquire) != address) entry = entry->next_;
+    return entry;
+  }
+
   bool fits(size_t nbytes) const {
     const auto used = static_cast<size_t>(stats.bytes.current);
     return nbytes <= limit && used <= limit - nbytes;
@@ -219,6 +225,12 @@ std::string report(c10::DeviceIndex index, size_t lines) {
   Device& device = at(index);
   std::lock_guard<std::mutex> lock(device.mutex);
   return device.report(lines);
+}
+
+const Entry* find(c10::DeviceIndex index, const void* address) {
+  Device& device = at(index);
+  std::lock_guard<std::mutex> lock(device.mutex);
+  return device.find(address);
 }
 
 size_t parse_size(const std::string& text) {

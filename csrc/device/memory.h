@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -29,6 +30,13 @@ class Entry {
   // What an out-of-memory report says of this storage. `op` must live as long as the process (an operator's name).
   void label(const char* op, c10::ScalarType dtype, c10::IntArrayRef sizes);
 
+  // Where in the device's opaque address space the storage lies, and whose entry this is: for find().
+  void place(const void* address, void* owner) {
+    owner_ = owner;
+    address_.store(address, std::memory_order_release);
+  }
+  void* owner() const { return owner_; }
+
   c10::DeviceIndex device() const { return device_; }
   size_t nbytes() const { return nbytes_; }
 
@@ -39,6 +47,8 @@ class Entry {
   Entry* prev_ = nullptr;
   Entry* next_ = nullptr;
   size_t nbytes_ = 0;
+  std::atomic<const void*> address_{nullptr};
+  void* owner_ = nullptr;
   const char* op_ = nullptr;
   int64_t sizes_[kDims];
   int8_t dim_ = -1;  // -1: no label; more than kDims: only the first kDims sizes are known
@@ -65,6 +75,9 @@ size_t capacity(c10::DeviceIndex device);
 
 // The largest live storages of a device, equal ones counted together, a line each.
 std::string report(c10::DeviceIndex device, size_t lines = 10);
+
+// The entry of the live storage that starts at this address, or nullptr. Looks at all of them.
+const Entry* find(c10::DeviceIndex device, const void* address);
 
 // "16GB" -> 16e9, "16GiB" -> 2^34, "1048576" -> itself. Throws c10::ValueError on anything else.
 size_t parse_size(const std::string& text);

@@ -1,5 +1,6 @@
 #include "bind.h"
 
+#include "compiled.h"
 #include "op_entry.h"
 #include "registration.h"
 
@@ -13,6 +14,7 @@ void bind_dispatch(py::module_& m) {
       .value("silent", FallbackPolicy::kSilent)
       .value("error", FallbackPolicy::kError);
   m.def("_set_fallback_policy", &set_fallback_policy);
+  bind_compiled(m);
   register_record_kernels();
 }
 

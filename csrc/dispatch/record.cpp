@@ -391,7 +391,7 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
-void push_new_returns(const OpEntry& entry, const Signature& signature, Recorder::Values& values, Stack* stack,
+void push_new_returns(const OpEntry& entry, const Signature& signature, Values& values, Stack* stack,
                       c10::DeviceIndex device) {
   size_t next = 0, lists = 0, constants = 0;
   const auto make = [&]() -> at::Tensor {
@@ -495,7 +495,7 @@ void record_node(OpEntry& entry, Stack* stack) {
     push_scalar(words, number->isTensor() ? number->toTensor().item() : number->toScalar(), call.wide);
   }
   if (draws(entry, arguments)) draw_random(entry, arguments, *signature, call.device, words);
-  Recorder::Values values = recorder.emit(*signature, inputs, words, call.device);
+  Values values = recorder.emit(*signature, inputs, words, call.device);
 
   size_t next = entry.returns_targets ? 0 : signature->outputs.size();
   if (!entry.targets.empty() && !entry.returns_targets) {

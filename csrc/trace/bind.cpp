@@ -102,6 +102,22 @@ void bind_trace(py::module_& m) {
   m.def("_eager_mode", [] { return Recorder::get().mode(); });
   m.def("_set_eager_mode", [](EagerMode mode) { Recorder::get().set_mode(mode); });
   m.def("_set_debug_check_nan", [](bool on) { Recorder::get().debug_check_nan = on; });
+  m.def("_step_done", [] { Recorder::get().step_done(); });
+  m.def("_set_caps", [](size_t nodes, size_t bytes) {
+    Recorder::get().max_nodes = nodes;
+    Recorder::get().max_bytes = bytes;
+  });
+  m.def("_launch_log", [] {
+    auto lock = Recorder::get().lock();
+    py::list records;
+    for (const LaunchRecord& r : Recorder::get().launch_log()) {
+      const ProgramDescription& d = r.program->description;
+      records.append(py::make_tuple(r.reason, r.program->site, d.nodes.size(), d.inputs.size(), d.outputs.size(),
+                                    hash_words(r.program->key.data(), r.program->key.size()), r.known, r.donated_bytes,
+                                    r.program->compile_seconds, r.program->difference));
+    }
+    return records;
+  });
   m.def("_flush", [] {
     auto lock = Recorder::get().lock();
     Recorder::get().flush_all(FlushReason::kStep);

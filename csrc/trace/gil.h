@@ -32,4 +32,7 @@ std::unique_lock<Mutex> lock_without_gil(Mutex& mutex) {
   return lock;
 }
 
+// Runs Python's pending signal handlers; throws what they raise, such as KeyboardInterrupt. Takes the GIL.
+void raise_signals();
+
 }  // namespace torch_tpu

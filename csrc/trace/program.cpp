@@ -1,5 +1,6 @@
 #include "program.h"
 
+#include <chrono>
 #include <deque>
 #include <thread>
 
@@ -78,8 +79,11 @@ class CompileThreads {
         program = pending_.front();
         pending_.pop_front();
       }
+      const auto start = std::chrono::steady_clock::now();
       try {
-        program->finish(build_program(program->description));
+        auto executable = build_program(program->description);
+        program->compile_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        program->finish(std::move(executable));
       } catch (const std::exception& error) {
         auto failure = std::make_shared<Failure>();
         failure->message = std::string(error.what()) + "\nwhile compiling " + describe(program->description);

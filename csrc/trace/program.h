@@ -17,6 +17,7 @@ struct Ref {
   uint32_t node = 0;
   uint32_t index = 0;
   uint64_t word() const { return static_cast<uint64_t>(node) << 32 | index; }
+  static Ref of(uint64_t word) { return {static_cast<uint32_t>(word >> 32), static_cast<uint32_t>(word)}; }
 };
 
 struct NodeDescription {
@@ -39,8 +40,11 @@ class Program {
  public:
   enum class State : uint8_t { kCompiling, kReady, kFailed };
 
-  Program(std::vector<uint64_t> key, ProgramDescription description)
-      : key(std::move(key)), description(std::move(description)) {}
+  Program(std::vector<uint64_t> key, ProgramDescription description, std::string site = {}, std::string difference = {})
+      : key(std::move(key)),
+        description(std::move(description)),
+        site(std::move(site)),
+        difference(std::move(difference)) {}
 
   // Blocks until compiled or failed. Not to be called with the GIL held.
   State wait();
@@ -49,6 +53,9 @@ class Program {
 
   const std::vector<uint64_t> key;
   const ProgramDescription description;
+  const std::string site;        // the user's line that handed it over first
+  const std::string difference;  // from the most similar program that was known then
+  double compile_seconds = 0;    // loading from the cache included; set when ready
   std::shared_ptr<pjrt::Executable> executable;
   std::shared_ptr<Failure> failure;
 

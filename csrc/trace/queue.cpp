@@ -25,6 +25,9 @@ using Clock = std::chrono::steady_clock;
 // Long enough to bridge the gap between two recorded ops, short enough not to take a core from a running program.
 constexpr auto kSpin = std::chrono::microseconds(50);
 
+// How long Ctrl-C may go unnoticed.
+constexpr auto kSignalPeriod = std::chrono::milliseconds(100);
+
 // Polls `done` for a short while; false if it did not become true.
 template <typename Done>
 bool spin_until(Done done) {
@@ -54,10 +57,16 @@ struct Wakeups {
   template <typename Done, typename Help>
   void wait(Done done, Help help) {
     if (spin_until([&] { return done() || (help() && done()); })) return;
-    std::unique_lock<std::mutex> lock(mutex);
-    sleepers.fetch_add(1, std::memory_order_seq_cst);
-    changed.wait(lock, done);
-    sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    bool finished = false;
+    while (!finished) {
+      {
+        std::unique_lock<std::mutex> lock(mutex);
+        sleepers.fetch_add(1, std::memory_order_seq_cst);
+        finished = changed.wait_for(lock, kSignalPeriod, done);
+        sleepers.fetch_sub(1, std::memory_order_seq_cst);
+      }
+      if (!finished && Py_IsInitialized()) raise_signals();
+    }
   }
 };
 
@@ -69,7 +78,7 @@ Wakeups& wakeups() {
 // Buffers of scalar parameters by content: a loop's constants are uploaded once.
 class ScalarBuffers {
  public:
-  PJRT_Buffer* get(const c10::SmallVectorImpl<int32_t>& words, c10::DeviceIndex device) {
+  PJRT_Buffer* get(const std::vector<int32_t>& words, c10::DeviceIndex device) {
     key_.assign(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int32_t));
     key_.push_back(static_cast<char>(device));
     auto found = buffers_.find(key_);
@@ -182,10 +191,23 @@ class DispatchThread {
     }
     if (!failure) return;
     note_failure(failure);
-    for (const ValuePtr& value : work.outputs) {
-      value->failure = failure;
-      value->state.store(Value::State::kFailed, std::memory_order_release);
+    for (size_t i = 0; i < work.outputs.size(); ++i) {
+      if (roll_back(work, i)) continue;
+      work.outputs[i]->failure = failure;
+      work.outputs[i]->state.store(Value::State::kFailed, std::memory_order_release);
     }
+  }
+
+  // An in-place op of a program that failed did not happen: what it overwrote is there again.
+  static bool roll_back(Launch& work, size_t output) {
+    if (work.replaced.empty() || work.replaced[output] < 0) return false;
+    const ValuePtr& input = work.inputs[work.replaced[output]];
+    Value& value = *work.outputs[output];
+    if (input->state.load(std::memory_order_acquire) != Value::State::kReady || !input->buffer) return false;
+    if (input->holders.load() != 0 || input->dtype != value.dtype || input->dims != value.dims) return false;
+    value.buffer = std::move(input->buffer);
+    value.state.store(Value::State::kReady, std::memory_order_release);
+    return true;
   }
 
   // The failure of an input, or nullptr when the program was launched.
@@ -199,7 +221,8 @@ class DispatchThread {
     if (!work.scalars.empty()) arguments_.push_back(scalars_.get(work.scalars, device));
     results_.resize(work.outputs.size());
     PJRT_Event* complete = nullptr;
-    program.executable->execute(arguments_.data(), arguments_.size(), results_.data(), &complete);
+    program.executable->execute(arguments_.data(), arguments_.size(), results_.data(), &complete, nullptr,
+                                work.keep.data(), work.keep.size());
     const PJRT_Api* api = client().api();
     outstanding_.emplace_back(api, complete);
     for (size_t i = 0; i < work.outputs.size(); ++i) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "value.h"
 
@@ -38,7 +39,10 @@ struct Launch {
   Program* program = nullptr;
   c10::SmallVector<ValuePtr, 6> inputs;
   c10::SmallVector<ValuePtr, 4> outputs;
-  c10::SmallVector<int32_t, 8> scalars;
+  std::vector<int32_t> scalars;
+  std::vector<int32_t> replaced;  // by output: the input whose place it took in a storage, or -1
+  c10::SmallVector<int64_t, 4> keep;  // inputs that stay although the program could take their buffers
+  std::shared_ptr<Program> owner;     // of a program that may go before it has run
 };
 
 void enqueue_launch(std::unique_ptr<Launch> launch);

@@ -17,10 +17,6 @@ namespace {
 // Ids of the core's own nodes in signature keys; aten ops count up from 0.
 enum Internal : uint64_t { kStridedRead = 1ull << 40, kStridedWrite, kConvert, kZeros, kResize };
 
-// A fused program larger than this gains nothing more from fusion and compiles ever slower.
-constexpr size_t kMaxNodes = 20000;
-constexpr size_t kMaxBytes = size_t{8} << 30;
-
 void append(KeyWords& key, c10::IntArrayRef values) {
   key.push_back(values.size());
   for (int64_t v : values) key.push_back(static_cast<uint64_t>(v));
@@ -102,6 +98,8 @@ const char* flush_reason_name(FlushReason reason) {
       return "synchronize";
     case FlushReason::kStep:
       return "step";
+    case FlushReason::kRepetition:
+      return "repetition";
     case FlushReason::kNodeCap:
       return "node cap";
     case FlushReason::kByteCap:
@@ -119,8 +117,7 @@ Recorder& Recorder::get() {
   return *instance;
 }
 
-Recorder::Recorder() : traces_(memory::kMaxDevices) {
-  for (Trace& trace : traces_) trace.epoch = next_epoch_++;
+Recorder::Recorder() : streams_(memory::kMaxDevices) {
   for (size_t i = 0; i < static_cast<size_t>(FlushReason::kCount); ++i) {
     flushes_[i] = &counter(std::string("flushes.") + flush_reason_name(static_cast<FlushReason>(i)));
   }
@@ -163,13 +160,9 @@ void Recorder::write(const c10::TensorImpl* tensor, ValuePtr value) {
   strided_write(storage, tensor, std::move(value));
 }
 
-// Binds a value and remembers which of the trace's inputs it took the place of.
+// Binds a value and remembers whose place it took.
 void Recorder::replace(DeviceStorage* storage, ValuePtr value, c10::IntArrayRef strides) {
-  const Trace& trace = traces_[storage->entry.device()];
-  const Value* old = storage->value.get().get();
-  if (old != nullptr && old->epoch == trace.epoch && value->epoch == trace.epoch && value->producer != 0) {
-    value->replaces = old->producer == 0 ? static_cast<int32_t>(old->number) : old->replaces;
-  }
+  if (storage->value) streams_[storage->entry.device()].trace.replaced(*value, *storage->value.get());
   storage->bind(std::move(value), strides);
 }
 
@@ -332,63 +325,48 @@ const Signature& Recorder::resize_signature(const Value& base, c10::IntArrayRef 
 
 // ---- Nodes and programs ------------------------------------------------------------------------------------------
 
-Ref Recorder::number(Trace& trace, const ValuePtr& value) {
-  if (value->epoch != trace.epoch) {  // seen for the first time by this trace: an external input
-    value->epoch = trace.epoch;
-    value->number = static_cast<uint32_t>(trace.inputs.size());
-    value->producer = 0;
-    trace.inputs.push_back(value);
+Values Recorder::emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs, c10::ArrayRef<int32_t> scalars,
+                      c10::DeviceIndex device) {
+  Stream& stream = streams_[device];
+  if (C10_UNLIKELY(stream.step_done)) {
+    // The inputs are values of the trace that ends here: they stay alive as inputs of the next one.
+    c10::SmallVector<Holder, 8> held;
+    for (const ValuePtr& input : inputs) held.emplace_back(input);
+    flush(device, FlushReason::kStep);
   }
-  return Ref{value->producer, value->number};
+  const Values& outputs = stream.trace.append(signature, inputs, scalars, device);
+  if (mode() == EagerMode::kFused) stream.repetition.add(stream.trace);
+  return outputs;
 }
 
-Recorder::Values Recorder::emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs,
-                                c10::ArrayRef<int32_t> scalars, c10::DeviceIndex device) {
-  Trace& trace = traces_[device];
-  Node node{&signature, {}, static_cast<uint32_t>(trace.refs.size()), static_cast<uint32_t>(trace.scalars.size())};
-  trace.key.push_back(signature.id);
-  for (const ValuePtr& input : inputs) {
-    const Ref ref = number(trace, input);
-    trace.refs.push_back(ref);
-    trace.key.push_back(ref.word());
-  }
-  trace.scalars.append(scalars.begin(), scalars.end());
-  const uint32_t producer = static_cast<uint32_t>(trace.nodes.size()) + 1;
-  for (size_t i = 0; i < signature.outputs.size(); ++i) {
-    const OutputMeta& meta = signature.outputs[i];
-    if (meta.dtype == c10::ScalarType::Undefined) {
-      node.outputs.emplace_back();
-      continue;
-    }
-    auto value = c10::make_intrusive<Value>(meta.dtype, meta.sizes, device);
-    value->epoch = trace.epoch;
-    value->producer = producer;
-    value->number = static_cast<uint32_t>(i);
-    trace.bytes += value->nbytes();
-    node.outputs.push_back(std::move(value));
-  }
-  Values results = node.outputs;
-  trace.nodes.push_back(std::move(node));
-  return results;
+void Recorder::step_done() {
+  auto locked = lock();
+  for (Stream& stream : streams_) stream.step_done = !stream.trace.nodes.empty();
 }
 
 void Recorder::boundary(c10::DeviceIndex device) {
-  const Trace& trace = traces_[device];
-  if (mode() == EagerMode::kStrict) {
-    flush(device, FlushReason::kOp);
-  } else if (mode() == EagerMode::kDebug) {
-    flush_and_check(device);
-  } else if (trace.nodes.size() > kMaxNodes) {
-    flush(device, FlushReason::kNodeCap);
-  } else if (trace.bytes > kMaxBytes) {
-    flush(device, FlushReason::kByteCap);
+  Stream& stream = streams_[device];
+  stream.trace.next_starts_op = true;
+  switch (mode()) {
+    case EagerMode::kStrict:
+      return flush(device, FlushReason::kOp);
+    case EagerMode::kDebug:
+      return flush_and_check(device);
+    case EagerMode::kFused:
+      break;
+  }
+  for (size_t count : stream.repetition.cuts(stream.trace)) hand_over(device, count, FlushReason::kRepetition);
+  if (stream.trace.nodes.size() >= max_nodes) {
+    hand_over(device, stream.trace.nodes.size(), FlushReason::kNodeCap);
+  } else if (stream.trace.bytes >= max_bytes) {
+    hand_over(device, stream.trace.nodes.size(), FlushReason::kByteCap);
   }
 }
 
 // Debug mode: waits for the op and looks at what it made, so that the error is raised at the user's line.
 void Recorder::flush_and_check(c10::DeviceIndex device) {
-  if (traces_[device].nodes.empty()) return;
-  const std::vector<Node> nodes = traces_[device].nodes;
+  const std::vector<Node> nodes = streams_[device].trace.nodes;
+  if (nodes.empty()) return;
   flush(device, FlushReason::kOp);
   const auto is_aten = [](const Node& node) { return node.signature->op.rfind("torch_tpu::", 0) != 0; };
   const auto main = std::find_if(nodes.begin(), nodes.end(), is_aten);
@@ -409,87 +387,38 @@ void Recorder::flush_and_check(c10::DeviceIndex device) {
 }
 
 void Recorder::flush_all(FlushReason reason) {
-  for (size_t d = 0; d < traces_.size(); ++d) flush(static_cast<c10::DeviceIndex>(d), reason);
+  for (size_t d = 0; d < streams_.size(); ++d) flush(static_cast<c10::DeviceIndex>(d), reason);
 }
 
+// A natural boundary: all that is recorded goes, and the stream starts anew.
 void Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
-  Trace& trace = traces_[device];
-  if (trace.nodes.empty()) return;
-
-  auto launch = std::make_unique<Launch>();
-  std::vector<Ref> outputs;
-  for (size_t n = 0; n < trace.nodes.size(); ++n) {
-    const Values& values = trace.nodes[n].outputs;
-    for (size_t i = 0; i < values.size(); ++i) {
-      if (!values[i] || values[i]->holders.load(std::memory_order_acquire) == 0) continue;
-      outputs.push_back(Ref{static_cast<uint32_t>(n + 1), static_cast<uint32_t>(i)});
-      launch->outputs.push_back(values[i]);
-    }
-  }
-  if (!outputs.empty()) {
-    // An input that nobody sees any more gives its buffer to the value that took its place.
-    std::vector<std::pair<uint32_t, uint32_t>> donations;
-    for (size_t i = 0; i < launch->outputs.size(); ++i) {
-      if (launch->outputs[i]->replaces < 0) continue;
-      const uint32_t input = static_cast<uint32_t>(launch->outputs[i]->replaces);
-      const Value& replaced = *trace.inputs[input];
-      if (replaced.holders.load(std::memory_order_acquire) != 0) continue;
-      if (replaced.dtype != launch->outputs[i]->dtype || replaced.dims != launch->outputs[i]->dims) continue;
-      const auto taken = [&](const auto& donation) { return donation.first == input; };
-      if (std::any_of(donations.begin(), donations.end(), taken)) continue;
-      donations.emplace_back(input, static_cast<uint32_t>(i));
-    }
-    launch->program = find_or_compile(trace, outputs, donations, device);
-    launch->inputs.assign(trace.inputs.begin(), trace.inputs.end());
-    launch->scalars.assign(trace.scalars.begin(), trace.scalars.end());
-    for (const ValuePtr& value : launch->outputs) {
-      value->state.store(Value::State::kQueued, std::memory_order_release);
-    }
-    count(*flushes_[static_cast<size_t>(reason)]);
-  }
-  reset(trace);
-  if (launch->program != nullptr) enqueue_launch(std::move(launch));
+  Stream& stream = streams_[device];
+  stream.step_done = false;
+  if (stream.trace.nodes.empty()) return;
+  launch(std::exchange(stream.trace, Trace()), device, reason);
+  stream.repetition.restart();
 }
 
-Program* Recorder::find_or_compile(Trace& trace, const std::vector<Ref>& outputs,
-                                   const std::vector<std::pair<uint32_t, uint32_t>>& donations,
-                                   c10::DeviceIndex device) {
-  std::vector<uint64_t>& key = trace.key;
-  key.push_back(~static_cast<uint64_t>(device));
-  for (const Ref& ref : outputs) key.push_back(ref.word());
-  for (const auto& [input, output] : donations) key.push_back(static_cast<uint64_t>(input) << 32 | output | 1ull << 63);
-  auto& bucket = programs_[hash_words(key.data(), key.size())];
-  for (const auto& program : bucket) {
-    if (program->key == key) return program.get();
-  }
-
-  static Counter& programs = counter("programs");
-  count(programs);
-  ProgramDescription description;
-  description.device = device;
-  for (const ValuePtr& input : trace.inputs) description.inputs.push_back({input->dtype, input->dims});
-  for (size_t n = 0; n < trace.nodes.size(); ++n) {
-    const Node& node = trace.nodes[n];
-    const size_t end = n + 1 < trace.nodes.size() ? trace.nodes[n + 1].first_ref : trace.refs.size();
-    description.nodes.push_back(
-        {node.signature, {trace.refs.begin() + node.first_ref, trace.refs.begin() + end}, node.first_scalar});
-  }
-  description.outputs = outputs;
-  description.donations = donations;
-  description.scalar_words = static_cast<uint32_t>(trace.scalars.size());
-  bucket.push_back(std::make_unique<Program>(key, std::move(description)));
-  compile_async(bucket.back().get());
-  return bucket.back().get();
+// Hands over the first `count` nodes of a stream that goes on.
+void Recorder::hand_over(c10::DeviceIndex device, size_t count, FlushReason reason) {
+  Stream& stream = streams_[device];
+  Trace piece = count == stream.trace.nodes.size() ? std::exchange(stream.trace, Trace()) : stream.trace.split(count);
+  stream.repetition.handed_over(count);
+  launch(std::move(piece), device, reason);
 }
 
-void Recorder::reset(Trace& trace) {
-  trace.epoch = next_epoch_++;
-  trace.nodes.clear();
-  trace.refs.clear();
-  trace.inputs.clear();
-  trace.scalars.clear();
-  trace.key.clear();
-  trace.bytes = 0;
+void Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) {
+  Outputs outputs = live_outputs(piece);
+  if (outputs.refs.empty()) return;
+  count(*flushes_[static_cast<size_t>(reason)]);
+  auto work = std::make_unique<Launch>();
+  work->program = programs_.find_or_compile(piece, outputs, device, flush_reason_name(reason));
+  work->inputs.assign(std::make_move_iterator(piece.inputs.begin()), std::make_move_iterator(piece.inputs.end()));
+  work->scalars = std::move(piece.scalars);
+  for (const ValuePtr& value : outputs.values) value->state.store(Value::State::kQueued, std::memory_order_release);
+  work->outputs.assign(std::make_move_iterator(outputs.values.begin()), std::make_move_iterator(outputs.values.end()));
+  work->replaced = std::move(outputs.replaced);
+  enqueue_launch(std::move(work));
 }
 
 }  // namespace torch_tpu

@@ -5,16 +5,17 @@
 
 #include <memory>
 #include <mutex>
-#include <unordered_map>
 #include <vector>
 
 #include "../device/runtime.h"
 #include "gil.h"
 #include "metrics.h"
-#include "program.h"
+#include "program_table.h"
+#include "repetition.h"
 #include "signature.h"
 #include "storage.h"
 #include "strided.h"
+#include "trace.h"
 #include "value.h"
 
 namespace torch_tpu {
@@ -22,7 +23,17 @@ namespace torch_tpu {
 enum class EagerMode : uint8_t { kDebug, kStrict, kFused };
 
 // Why recorded nodes were handed over.
-enum class FlushReason : uint8_t { kOp, kHostRead, kSynchronize, kStep, kNodeCap, kByteCap, kModeChange, kCount };
+enum class FlushReason : uint8_t {
+  kOp,
+  kHostRead,
+  kSynchronize,
+  kStep,
+  kRepetition,
+  kNodeCap,
+  kByteCap,
+  kModeChange,
+  kCount
+};
 
 const char* flush_reason_name(FlushReason reason);
 
@@ -49,7 +60,6 @@ class Recorder {
   // Keeps the first bytes of a storage whose size changes to `nbytes`; the new ones are zero.
   void resize(DeviceStorage* storage, size_t nbytes);
 
-  using Values = c10::SmallVector<ValuePtr, 4>;
   // Appends a node; its results are one value per signature output, nullptr for an undefined one.
   Values emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs, c10::ArrayRef<int32_t> scalars,
               c10::DeviceIndex device);
@@ -58,49 +68,43 @@ class Recorder {
   void boundary(c10::DeviceIndex device);
   void flush(c10::DeviceIndex device, FlushReason reason);
   void flush_all(FlushReason reason);
-  bool empty(c10::DeviceIndex device) { return traces_[device].nodes.empty(); }
+  bool empty(c10::DeviceIndex device) { return streams_[device].trace.nodes.empty(); }
+  // The optimizer has stepped: a boundary, once the next op is recorded. By then the gradients, dead, are no outputs.
+  void step_done();
+  const std::deque<LaunchRecord>& launch_log() const { return programs_.log(); }
 
   SignatureTable signatures;
   std::atomic<bool> debug_check_nan{false};
+  // Caps of a fused program: beyond them compiling gets slower faster than running gets faster.
+  std::atomic<size_t> max_nodes{8192};
+  std::atomic<size_t> max_bytes{size_t{16} << 30};
 
  private:
-  struct Node {
-    const Signature* signature;
-    Values outputs;
-    uint32_t first_ref;  // in Trace::refs
-    uint32_t first_scalar;
-  };
-  struct Trace {
-    uint64_t epoch = 0;
-    std::vector<Node> nodes;
-    std::vector<Ref> refs;
-    std::vector<ValuePtr> inputs;
-    c10::SmallVector<int32_t, 64> scalars;
-    std::vector<uint64_t> key;
-    size_t bytes = 0;
+  // What is recorded for one device.
+  struct Stream {
+    Trace trace;
+    Repetition repetition;
+    bool step_done = false;
   };
 
   Recorder();
-  Ref number(Trace& trace, const ValuePtr& value);
   ValuePtr base_value(DeviceStorage* storage, c10::ScalarType dtype);
   ValuePtr strided_read(DeviceStorage* storage, const c10::TensorImpl* tensor);
   void strided_write(DeviceStorage* storage, const c10::TensorImpl* tensor, ValuePtr value);
+  void replace(DeviceStorage* storage, ValuePtr value, c10::IntArrayRef strides);
   const Signature& strided_signature(bool write, const Value& base, c10::IntArrayRef base_strides,
                                      const c10::TensorImpl* tensor, const StridedPlan& plan, bool dynamic_start);
   const Signature& convert_signature(const Value& value, c10::ScalarType dtype);
   const Signature& zeros_signature(c10::ScalarType dtype, c10::IntArrayRef sizes);
   const Signature& resize_signature(const Value& base, c10::IntArrayRef base_strides, size_t count);
-  Program* find_or_compile(Trace& trace, const std::vector<Ref>& outputs,
-                           const std::vector<std::pair<uint32_t, uint32_t>>& donations, c10::DeviceIndex device);
-  void replace(DeviceStorage* storage, ValuePtr value, c10::IntArrayRef strides);
   void flush_and_check(c10::DeviceIndex device);
-  void reset(Trace& trace);
+  void hand_over(c10::DeviceIndex device, size_t count, FlushReason reason);
+  void launch(Trace piece, c10::DeviceIndex device, FlushReason reason);
 
   std::recursive_mutex mutex_;
   std::atomic<EagerMode> mode_{EagerMode::kStrict};
-  uint64_t next_epoch_ = 1;
-  std::vector<Trace> traces_;  // by device
-  std::unordered_map<uint64_t, std::vector<std::unique_ptr<Program>>> programs_;
+  std::vector<Stream> streams_;  // by device
+  ProgramTable programs_;
   Counter* flushes_[static_cast<size_t>(FlushReason::kCount)];
 };
 

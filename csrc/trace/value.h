@@ -52,8 +52,16 @@ struct Value final : c10::intrusive_ptr_target {
   uint64_t epoch = 0;
   uint32_t producer = 0;
   uint32_t number = 0;
-  // The input of the trace whose place in a storage this one took: it may be donated to it. -1: none.
-  int32_t replaces = -1;
+  // The Ref word, in that trace, of the value whose place in a storage this one took: its buffer may be donated.
+  static constexpr uint64_t kNothing = ~uint64_t{0};
+  uint64_t replaces = kNothing;
+  const uint64_t serial = next_serial();  // tells values apart where addresses are reused
+
+ private:
+  static uint64_t next_serial() {
+    static std::atomic<uint64_t> next{0};
+    return next.fetch_add(1, std::memory_order_relaxed);
+  }
 };
 
 using ValuePtr = c10::intrusive_ptr<Value>;

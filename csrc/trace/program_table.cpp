@@ -1,0 +1,164 @@
+#include "program_table.h"
+
+#include <algorithm>
+#include <sstream>
+
+#include "metrics.h"
+
+namespace torch_tpu {
+namespace {
+
+constexpr size_t kLogSize = 4096;
+// How many programs back the search for the most similar one goes.
+constexpr size_t kCompared = 256;
+
+ProgramDescription describe(const Trace& trace, const Outputs& outputs, c10::DeviceIndex device) {
+  ProgramDescription description;
+  description.device = device;
+  for (const ValuePtr& input : trace.inputs) description.inputs.push_back({input->dtype, input->dims});
+  for (size_t n = 0; n < trace.nodes.size(); ++n) {
+    const Node& node = trace.nodes[n];
+    description.nodes.push_back({node.signature,
+                                 {trace.refs.begin() + node.first_ref, trace.refs.begin() + trace.refs_end(n)},
+                                 node.first_scalar});
+  }
+  description.outputs = outputs.refs;
+  description.donations = outputs.donations;
+  description.scalar_words = static_cast<uint32_t>(trace.scalars.size());
+  return description;
+}
+
+size_t bytes_of(const std::vector<ValuePtr>& values) {
+  size_t bytes = 0;
+  for (const ValuePtr& value : values) bytes += value->nbytes();
+  return bytes;
+}
+
+std::string at_site(const Signature& signature) {
+  return signature.op + (signature.site.empty() ? "" : " at " + signature.site);
+}
+
+// Why two nodes at the same place are not the same.
+std::string node_difference(const Signature& now, const Signature& before) {
+  std::ostringstream text;
+  if (now.op != before.op || now.overload != before.overload) {
+    text << at_site(now) << ", was " << at_site(before);
+    return text.str();
+  }
+  for (size_t i = 0; i < std::min(now.inputs.size(), before.inputs.size()); ++i) {
+    if (now.inputs[i].dtype != before.inputs[i].dtype) {
+      text << "input " << i << " of " << at_site(now) << ": dtype " << now.inputs[i].dtype << ", was "
+           << before.inputs[i].dtype;
+      return text.str();
+    }
+    if (now.inputs[i].sizes != before.inputs[i].sizes) {
+      text << "input " << i << " of " << at_site(now) << ": size " << c10::IntArrayRef(now.inputs[i].sizes) << ", was "
+           << c10::IntArrayRef(before.inputs[i].sizes);
+      return text.str();
+    }
+  }
+  text << "a static argument of " << at_site(now);
+  return text.str();
+}
+
+}  // namespace
+
+Program* ProgramTable::find_or_compile(const Trace& trace, Outputs& outputs, c10::DeviceIndex device,
+                                       const char* reason) {
+  static Counter& programs = counter("programs");
+  std::vector<uint64_t> key = trace.key;
+  key.push_back(~static_cast<uint64_t>(device));
+  auto& bucket = programs_[hash_words(key.data(), key.size())];
+  Program* program = find(bucket, key, trace, outputs);
+  const bool known = program != nullptr;
+  if (!known) {
+    count(programs);
+    ProgramDescription description = describe(trace, outputs, device);
+    std::string why = difference(description);
+    bucket.push_back(std::make_unique<Program>(std::move(key), std::move(description), user_site(), std::move(why)));
+    program = bucket.back().get();
+    in_order_.push_back(program);
+    compile_async(program);
+  }
+  size_t donated = 0;
+  for (const auto& donation : outputs.donations) donated += trace.inputs[donation.first]->nbytes();
+  if (log_.size() == kLogSize) log_.pop_front();
+  log_.push_back({reason, program, known, donated});
+  return program;
+}
+
+Program* ProgramTable::find(const std::vector<std::unique_ptr<Program>>& bucket, const std::vector<uint64_t>& key,
+                            const Trace& trace, Outputs& outputs) const {
+  const auto same = [](const Ref& a, const Ref& b) { return a.word() == b.word(); };
+  const auto less = [](const Ref& a, const Ref& b) { return a.word() < b.word(); };
+  Program* superset = nullptr;
+  for (const auto& program : bucket) {
+    if (program->key != key) continue;
+    const ProgramDescription& known = program->description;
+    const bool may_donate = std::all_of(known.donations.begin(), known.donations.end(), [&](const auto& donation) {
+      return std::any_of(outputs.donations.begin(), outputs.donations.end(),
+                         [&](const auto& d) { return d.first == donation.first; });
+    });
+    if (!may_donate) continue;
+    if (known.outputs.size() == outputs.refs.size() && known.donations.size() == outputs.donations.size() &&
+        std::equal(known.outputs.begin(), known.outputs.end(), outputs.refs.begin(), same)) {
+      return program.get();
+    }
+    if (std::includes(known.outputs.begin(), known.outputs.end(), outputs.refs.begin(), outputs.refs.end(), less)) {
+      superset = program.get();
+    }
+  }
+  if (superset == nullptr) return nullptr;
+  Outputs wider;
+  wider.refs = superset->description.outputs;
+  wider.donations = superset->description.donations;
+  for (const Ref& ref : wider.refs) {
+    wider.values.push_back(trace.at(ref));
+    const auto here = std::lower_bound(outputs.refs.begin(), outputs.refs.end(), ref, less);
+    const bool alive = here != outputs.refs.end() && same(*here, ref);
+    wider.replaced.push_back(alive ? outputs.replaced[here - outputs.refs.begin()] : -1);
+  }
+  // Results that nobody sees cost memory and time: a few may be computed for nothing, not many.
+  if (bytes_of(wider.values) > bytes_of(outputs.values) + bytes_of(outputs.values) / 8) return nullptr;
+  outputs = std::move(wider);
+  return superset;
+}
+
+std::string ProgramTable::difference(const ProgramDescription& description) const {
+  const Program* nearest = nullptr;
+  size_t longest = 0;
+  const size_t first = in_order_.size() > kCompared ? in_order_.size() - kCompared : 0;
+  for (size_t i = first; i < in_order_.size(); ++i) {
+    const auto& nodes = in_order_[i]->description.nodes;
+    size_t common = 0;
+    while (common < nodes.size() && common < description.nodes.size() &&
+           nodes[common].signature == description.nodes[common].signature) {
+      ++common;
+    }
+    // The same op with other sizes at the first place is nearer than a program that has nothing in common.
+    const bool same_start = !nodes.empty() && !description.nodes.empty() &&
+                            nodes[0].signature->op == description.nodes[0].signature->op;
+    if (common + same_start >= longest && common + same_start > 0) {
+      nearest = in_order_[i];
+      longest = common + same_start;
+    }
+  }
+  if (nearest == nullptr) return "the first of its kind";
+  const auto& nodes = nearest->description.nodes;
+  for (size_t n = 0; n < std::min(nodes.size(), description.nodes.size()); ++n) {
+    if (nodes[n].signature != description.nodes[n].signature) {
+      return node_difference(*description.nodes[n].signature, *nodes[n].signature);
+    }
+  }
+  if (nodes.size() != description.nodes.size()) {
+    return std::to_string(description.nodes.size()) + " nodes, was " + std::to_string(nodes.size());
+  }
+  if (nearest->description.donations.size() != description.donations.size()) {
+    return std::to_string(description.donations.size()) + " donated inputs, was " +
+           std::to_string(nearest->description.donations.size());
+  }
+  return std::to_string(description.outputs.size()) + " results alive, was " +
+         std::to_string(nearest->description.outputs.size());
+}
+
+}  // namespace torch_tpu

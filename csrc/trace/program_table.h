@@ -1,0 +1,43 @@
+// The programs of the process by what was recorded, and the log of why each was launched or compiled.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "program.h"
+#include "trace.h"
+
+namespace torch_tpu {
+
+// One hand-over, for torch.tpu.explain().
+struct LaunchRecord {
+  const char* reason;
+  const Program* program;
+  bool known;  // the program was there already
+  size_t donated_bytes;
+};
+
+// Guarded by the recorder's lock.
+class ProgramTable {
+ public:
+  // The trace's program; a new one starts to compile. `outputs` gets those of the program, which may be a few more than
+  // are alive: when garbage is collected must not decide what is compiled.
+  Program* find_or_compile(const Trace& trace, Outputs& outputs, c10::DeviceIndex device, const char* reason);
+
+  const std::deque<LaunchRecord>& log() const { return log_; }
+
+ private:
+  Program* find(const std::vector<std::unique_ptr<Program>>& bucket, const std::vector<uint64_t>& key,
+                const Trace& trace, Outputs& outputs) const;
+  // What differs from the known program that is most like this one.
+  std::string difference(const ProgramDescription& description) const;
+
+  std::unordered_map<uint64_t, std::vector<std::unique_ptr<Program>>> programs_;
+  std::vector<const Program*> in_order_;
+  std::deque<LaunchRecord> log_;
+};
+
+}  // namespace torch_tpu

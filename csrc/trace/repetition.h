@@ -1,0 +1,48 @@
+// Finds the period of an op stream that has no boundary of its own, and cuts at the same place in every iteration.
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+
+#include <optional>
+#include <vector>
+
+#include "trace.h"
+
+namespace torch_tpu {
+
+// Watches the stream of one device between two natural boundaries (a host read, a step). An iteration is recognised by
+// an op that reads the same external value as before, at a distance p, while the last p nodes are those of the p before:
+// repeated layers read different weights and do not look like iterations.
+class Repetition {
+ public:
+  // To be called for each node, after it was appended.
+  void add(const Trace& trace);
+  // To be called at the end of an op: how many of the trace's nodes are to be handed over, piece by piece.
+  std::vector<size_t> cuts(const Trace& trace);
+  // A cap cut the stream: it goes on.
+  void handed_over(size_t nodes) { begin_ += nodes; }
+  // A natural boundary: the stream starts anew. Known chunks stay known.
+  void restart();
+
+ private:
+  struct Chunk {
+    size_t length;
+    uint64_t hash;
+    uint64_t used;
+  };
+  size_t size() const { return hashes_.size() - 1; }
+  uint64_t window(size_t begin, size_t end);
+  bool repeats(size_t end, size_t period) { return window(end - period, end) == window(end - 2 * period, end - period); }
+  size_t best_cut(const Trace& trace, size_t period) const;
+  void learn(size_t length, uint64_t hash);
+
+  std::vector<uint64_t> hashes_{0};  // of all prefixes of the stream
+  std::vector<uint64_t> powers_{1};
+  ska::flat_hash_map<uint64_t, uint32_t> anchors_;  // (signature, external value) -> where in the stream
+  size_t candidate_ = 0;                            // a distance at which an anchor came again
+  size_t begin_ = 0;                                // where in the stream the trace begins
+  std::vector<Chunk> chunks_;
+  uint64_t clock_ = 0;
+};
+
+}  // namespace torch_tpu

@@ -1,0 +1,129 @@
+#include "trace.h"
+
+#include <algorithm>
+
+namespace torch_tpu {
+
+uint64_t next_epoch() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+Ref Trace::number(const ValuePtr& value) {
+  if (value->epoch != epoch) {  // seen for the first time by this trace: an external input
+    value->epoch = epoch;
+    value->producer = 0;
+    value->number = static_cast<uint32_t>(inputs.size());
+    inputs.push_back(value);
+  }
+  return Ref{value->producer, value->number};
+}
+
+void Trace::append_node(const Signature& signature, c10::ArrayRef<ValuePtr> node_inputs,
+                        c10::ArrayRef<int32_t> words, Values outputs, bool starts_op) {
+  Node node{&signature,
+            std::move(outputs),
+            static_cast<uint32_t>(refs.size()),
+            static_cast<uint32_t>(scalars.size()),
+            static_cast<uint32_t>(key.size()),
+            starts_op};
+  key.push_back(signature.id);
+  for (const ValuePtr& input : node_inputs) {
+    refs.push_back(number(input));
+    key.push_back(refs.back().word());
+  }
+  scalars.insert(scalars.end(), words.begin(), words.end());
+  const uint32_t producer = static_cast<uint32_t>(nodes.size()) + 1;
+  for (size_t i = 0; i < node.outputs.size(); ++i) {
+    if (!node.outputs[i]) continue;
+    node.outputs[i]->epoch = epoch;
+    node.outputs[i]->producer = producer;
+    node.outputs[i]->number = static_cast<uint32_t>(i);
+    bytes += node.outputs[i]->nbytes();
+  }
+  nodes.push_back(std::move(node));
+}
+
+const Values& Trace::append(const Signature& signature, c10::ArrayRef<ValuePtr> node_inputs,
+                            c10::ArrayRef<int32_t> words, c10::DeviceIndex device) {
+  Values outputs;
+  for (const OutputMeta& meta : signature.outputs) {
+    const bool defined = meta.dtype != c10::ScalarType::Undefined;
+    outputs.push_back(defined ? c10::make_intrusive<Value>(meta.dtype, meta.sizes, device) : ValuePtr());
+  }
+  append_node(signature, node_inputs, words, std::move(outputs), std::exchange(next_starts_op, false));
+  return nodes.back().outputs;
+}
+
+void Trace::replaced(Value& value, const Value& old) const {
+  if (old.epoch == epoch && value.epoch == epoch && value.producer != 0) {
+    value.replaces = Ref{old.producer, old.number}.word();
+  }
+}
+
+Trace Trace::split(size_t count) {
+  Trace rest;
+  rest.next_starts_op = next_starts_op;
+  const size_t kept_refs = count < nodes.size() ? nodes[count].first_ref : refs.size();
+  const size_t kept_scalars = count < nodes.size() ? nodes[count].first_scalar : scalars.size();
+  for (size_t n = count; n < nodes.size(); ++n) {
+    Values node_inputs;
+    for (size_t r = nodes[n].first_ref; r < refs_end(n); ++r) node_inputs.push_back(at(refs[r]));
+    const size_t end = n + 1 < nodes.size() ? nodes[n + 1].first_scalar : scalars.size();
+    rest.append_node(*nodes[n].signature, node_inputs,
+                     c10::ArrayRef<int32_t>(scalars.data() + nodes[n].first_scalar, scalars.data() + end),
+                     nodes[n].outputs, nodes[n].starts_op);
+  }
+  for (const Node& node : rest.nodes) {
+    for (const ValuePtr& value : node.outputs) {
+      if (!value || value->replaces == Value::kNothing) continue;
+      const ValuePtr& old = at(Ref::of(value->replaces));
+      value->replaces = old->epoch == rest.epoch ? Ref{old->producer, old->number}.word() : Value::kNothing;
+    }
+  }
+  const size_t kept_words = count < nodes.size() ? nodes[count].first_word : key.size();
+  nodes.resize(count);
+  refs.resize(kept_refs);
+  scalars.resize(kept_scalars);
+  key.resize(kept_words);
+  uint32_t used = 0;
+  for (const Ref& ref : refs) {
+    if (ref.node == 0) used = std::max(used, ref.index + 1);
+  }
+  inputs.resize(used);
+  std::swap(*this, rest);
+  return rest;
+}
+
+Outputs live_outputs(const Trace& trace) {
+  Outputs outputs;
+  for (size_t n = 0; n < trace.nodes.size(); ++n) {
+    const Values& values = trace.nodes[n].outputs;
+    for (size_t i = 0; i < values.size(); ++i) {
+      if (!values[i]) continue;
+      // Another epoch: what was split off this trace reads it.
+      const bool seen = values[i]->holders.load(std::memory_order_acquire) > 0 || values[i]->epoch != trace.epoch;
+      if (!seen) continue;
+      outputs.refs.push_back(Ref{static_cast<uint32_t>(n + 1), static_cast<uint32_t>(i)});
+      outputs.values.push_back(values[i]);
+    }
+  }
+  std::vector<bool> taken(trace.inputs.size());
+  for (size_t o = 0; o < outputs.refs.size(); ++o) {
+    uint64_t word = outputs.values[o]->epoch == trace.epoch ? outputs.values[o]->replaces : Value::kNothing;
+    while (word != Value::kNothing && Ref::of(word).node != 0) word = trace.at(Ref::of(word))->replaces;
+    outputs.replaced.push_back(word == Value::kNothing ? -1 : static_cast<int32_t>(Ref::of(word).index));
+    if (word == Value::kNothing) continue;
+    const uint32_t index = Ref::of(word).index;
+    const Value& input = *trace.inputs[index];
+    const bool unseen = input.holders.load(std::memory_order_acquire) == 0 && input.epoch == trace.epoch;
+    if (!unseen || taken[index] || input.dtype != outputs.values[o]->dtype || input.dims != outputs.values[o]->dims) {
+      continue;
+    }
+    taken[index] = true;
+    outputs.donations.emplace_back(index, static_cast<uint32_t>(o));
+  }
+  return outputs;
+}
+
+}  // namespace torch_tpu
