@@ -62,5 +62,40 @@ def test_a_query_that_sees_nothing() -> None:
     _compare(_inputs(), bias)
 
 
+def test_dropout() -> None:
+    q, k, v = torch.zeros(1, 2, 64, 4), torch.randn(1, 2, 128, 4), torch.eye(128).expand(1, 2, 128, 128).contiguous()
+    forward = aten._scaled_dot_product_fused_attention_overrideable
+
+    def attend(rng: tuple[int, int]) -> torch.Tensor:
+        return run(forward, q, k, v, None, 0.25, rng=rng)[0] * 128  # the probabilities themselves
+
+    weights = attend((7, 12))
+    kept = weights != 0
+    assert torch.equal(weights[kept], torch.full_like(weights[kept], 1 / 0.75))
+    assert abs(kept.float().mean() - 0.75) < 0.01
+    assert torch.equal(weights, attend((7, 12)))
+    for other in ((8, 12), (7, 16), (7, 12 + q.numel())):
+        assert abs((kept == (attend(other) != 0)).float().mean() - (0.75**2 + 0.25**2)) < 0.02
+
+
+def test_gradient_with_dropout_is_that_of_the_same_draw() -> None:
+    q, k, v = _inputs()
+    forward = aten._scaled_dot_product_fused_attention_overrideable
+    out, lse, *_, seed, offset, _ = run(forward, q, k, v, None, 0.25, rng=(3, 4))
+    assert (seed.item(), offset.item()) == (3, 4)
+    backward = aten._scaled_dot_product_fused_attention_overrideable_backward
+    common = (None, [True] * 3 + [False], out, lse, None, None, 5, 6, 0.25, False, seed, offset)
+    grads = run(backward, torch.ones_like(out), q, k, v, *common)
+    for i, x in enumerate((q, k, v)):
+        step = torch.zeros_like(x)
+        step[0, 1, 2, 1] = 1e-2
+        moved = [
+            run(forward, *(y + s * step if j == i else y for j, y in enumerate((q, k, v))), None, 0.25, rng=(3, 4))[0]
+            for s in (1, -1)
+        ]
+        slope = (moved[0] - moved[1]).sum() / 2e-2
+        torch.testing.assert_close(grads[i][0, 1, 2, 1], slope, rtol=1e-2, atol=1e-3)
+
+
 def test_bfloat16() -> None:
     _compare(_inputs(dtype=torch.bfloat16), rtol=0.02, atol=0.02)

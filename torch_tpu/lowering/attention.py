@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from . import dtypes
+from .philox import plane_words, unit
 from .registry import lower
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class _Problem:
     scores_shape: tuple[int, ...]  # [batch, query heads, length, keys]
     causal: bool
     dtype: torch.dtype  # of scores and accumulators
+    rng: Value | None
+    dropout: float
 
     def product(self, x: Value, y: Value, contract: tuple[int, int]) -> Value:
         return self.b.dot_general(x, y, contract=([contract[0]], [contract[1]]), batch=([0], [0]), dtype=self.dtype)
@@ -51,9 +54,26 @@ class _Problem:
             scores = b.select(seen, scores, b.full((), -math.inf, self.dtype))
         return scores
 
+    def drop(self, x: Value) -> Value:
+        """x, shaped as the scores, where dropout keeps it, and scaled up for what it does not keep."""
+        if self.rng is None:
+            return x
+        b = self.b
+        word, next_word, *_ = plane_words(b, self.rng, self.scores_shape)
+        kept = unit(b, word, next_word, torch.float32) >= self.dropout
+        return b.select(kept, x * (1 / (1 - self.dropout) if self.dropout < 1 else 0.0), 0)
+
 
 def _problem(
-    b: Builder, query: Value, key: Value, value: Value, bias: Value | None, causal: bool, scale: Operand | None
+    b: Builder,
+    query: Value,
+    key: Value,
+    value: Value,
+    bias: Value | None,
+    causal: bool,
+    scale: Operand | None,
+    rng: Value | None,
+    dropout: float,
 ) -> _Problem:
     batch, heads, length, depth = query.shape
     n = batch * key.shape[1]
@@ -67,6 +87,8 @@ def _problem(
         (batch, heads, length, key.shape[2]),
         causal,
         dtypes.opmath(query.dtype),
+        rng,
+        dropout,
     )
 
 
@@ -82,13 +104,13 @@ def _forward(p: _Problem) -> tuple[Value, Value]:
     largest = b.reduce_max(scores, [-1], keepdim=True)
     weights = _exp_minus(b, scores, largest)
     total = b.reduce_sum(weights, [-1], keepdim=True)
-    out = p.product(p.flat(weights).to(p.value.dtype), p.value, (2, 1))
+    out = p.product(p.flat(p.drop(weights)).to(p.value.dtype), p.value, (2, 1))
     divisor = b.select(total.eq(0), 1, total).reshape(*out.shape[:2], 1)
     lse = (largest + b.log(total)).reshape(*p.scores_shape[:-1])
     return out / divisor, lse
 
 
-@lower(aten._scaled_dot_product_fused_attention_overrideable.default, static=("dropout_p",))
+@lower(aten._scaled_dot_product_fused_attention_overrideable.default, static=("dropout_p",), random="dropout_p")
 def fused_attention(
     b: Builder,
     query: Value,
@@ -100,10 +122,12 @@ def fused_attention(
     return_debug_mask: bool = False,
     *,
     scale: Operand | None = None,
+    rng: Value | None = None,
 ) -> tuple[Value | None, ...]:
-    p = _problem(b, query, key, value, attn_bias, is_causal, scale)
+    p = _problem(b, query, key, value, attn_bias, is_causal, scale, rng, dropout_p)
     out, lse = _forward(p)
-    seed = offset = b.full((), 0, torch.int64)
+    drawn = b.full((2,), 0, torch.int64) if rng is None else b.bitcast_convert(rng, torch.int64)
+    seed, offset = (b.slice_dim(drawn, 0, i, i + 1).reshape() for i in range(2))
     return out.reshape(*query.shape[:-1], value.shape[-1]), lse, None, None, None, None, seed, offset, None
 
 
@@ -129,11 +153,15 @@ def fused_attention_backward(
     *,
     scale: Operand | None = None,
 ) -> tuple[Value | None, ...]:
-    p = _problem(b, query, key, value, attn_bias, is_causal, scale)
+    rng = None
+    if dropout_p:
+        drawn = b.concatenate([philox_seed.reshape(1), philox_offset.reshape(1)], 0)
+        rng = b.bitcast_convert(drawn, torch.uint64)
+    p = _problem(b, query, key, value, attn_bias, is_causal, scale, rng, dropout_p)
     weights = _exp_minus(b, p.scores(), logsumexp.to(p.dtype).reshape(*p.scores_shape[:-1], 1))
     flat_grad = grad.reshape(*p.query.shape[:2], value.shape[-1])
-    grad_value = p.product(p.flat(weights).to(value.dtype), flat_grad, (1, 1))
-    grad_weights = p.product(flat_grad, p.value, (2, 2)).reshape(*p.scores_shape)
+    grad_value = p.product(p.flat(p.drop(weights)).to(value.dtype), flat_grad, (1, 1))
+    grad_weights = p.drop(p.product(flat_grad, p.value, (2, 2)).reshape(*p.scores_shape))
     delta = b.reduce_sum(grad.to(p.dtype) * out.to(p.dtype), [-1]).reshape(*p.scores_shape[:-1], 1)
     grad_scores = weights * (grad_weights - delta)
     scaled = p.flat(grad_scores * b.scalar(p.scale, p.dtype)).to(query.dtype)
