@@ -56,7 +56,7 @@ def _autoload() -> None:
 
         torch._register_device_module("tpu", tpu)  # type: ignore[no-untyped-call]
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
-        torch.set_autocast_dtype("tpu", torch.bfloat16)
+        tpu.amp.default_to_bfloat16()
         for name in tpu.SUBMODULES:  # so that `import torch.tpu.memory` finds these and does not load them again
             sys.modules[f"torch.tpu.{name}"] = sys.modules[f"torch_tpu.tpu.{name}"]
     except Exception as error:

@@ -151,6 +151,7 @@ def _before_first_use() -> None:
     """Does what TORCH_TPU_* variables ask for, or says what is wrong; the core calls it before it starts."""
     settings.config._load()
     modes.load_environment()
+    modes.watch_optimizers()
     atexit.register(_stop)
 
 

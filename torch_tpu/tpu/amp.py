@@ -2,6 +2,7 @@
 
 import functools
 import sys
+import threading
 from typing import Any
 
 import torch
@@ -9,24 +10,29 @@ import torch
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "get_amp_supported_dtype"]
 
 
+_thread = threading.local()
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """The dtypes that autocast may compute in."""
-    _default_to_bfloat16()
+    if default_to_bfloat16():
+        # torch asks while it makes an autocast object, whose default it has looked up already.
+        caller = sys._getframe(1)
+        if caller.f_code is torch.autocast.__init__.__code__ and caller.f_locals["dtype"] is None:
+            caller.f_locals["self"].fast_dtype = torch.bfloat16
     return [torch.bfloat16, torch.float16]
 
 
-def _default_to_bfloat16() -> None:
-    """Makes bfloat16 the default of torch.autocast in the calling thread.
+def default_to_bfloat16() -> bool:
+    """Makes bfloat16 the default of torch.autocast in the calling thread; False if that has been done before.
 
-    torch keeps the default a thread, starts every thread with float16, and offers no hook for it; but it asks for the
-    supported dtypes while it makes an autocast object, so here the object in the making gets the right default too.
+    torch keeps the default for each thread, starts every thread with float16, and has no hook for the start of one.
     """
-    if torch.get_autocast_dtype("tpu") is torch.bfloat16 or torch.is_autocast_enabled("tpu"):
-        return
+    if hasattr(_thread, "done"):
+        return False
+    _thread.done = True
     torch.set_autocast_dtype("tpu", torch.bfloat16)
-    caller = sys._getframe(2)
-    if caller.f_code is torch.autocast.__init__.__code__ and caller.f_locals["dtype"] is None:
-        caller.f_locals["self"].fast_dtype = torch.bfloat16
+    return True
 
 
 class autocast(torch.autocast):

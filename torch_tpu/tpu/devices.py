@@ -121,7 +121,7 @@ def get_device_properties(device: DeviceLike = None) -> DeviceProperties:
     total_memory = _C._memory_limit(index)  # also checks the index
     client = _C.default_client()
     own = client.devices[index]
-    attributes = dict(own.info.attributes)
+    attributes: dict[str, Any] = dict(own.info.attributes)
     coords = attributes.get("coords")
     return DeviceProperties(
         name=own.info.kind,

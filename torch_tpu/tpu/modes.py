@@ -3,6 +3,8 @@
 import os
 from enum import Enum
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from torch_tpu import _C
 
 
@@ -50,6 +52,11 @@ def load_environment() -> None:
         except ValueError as error:
             raise ValueError(f"TORCH_TPU_EAGER_MODE: {error}") from None
     _environment_loaded = True
+
+
+def watch_optimizers() -> None:
+    """The end of an optimizer's step is a boundary of fused programs."""
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _C._step_done())
 
 
 def _apply(mode: EagerMode) -> None:

@@ -65,6 +65,10 @@ class Event(torch.Event):
         """What is given to `stream` (the current one by default) from now on counts as done only after this event."""
         super().wait(current_stream() if stream is None else stream)
 
+    def elapsed_time(self, end: torch.Event) -> float:
+        """Milliseconds of the device's time from this event to `end`; both are done, and timed."""
+        return _C._elapsed_time(self, end)
+
 
 def _wrap(stream: torch.Stream) -> Stream:
     return Stream(stream_id=stream.stream_id, device_index=stream.device_index, device_type=stream.device_type)

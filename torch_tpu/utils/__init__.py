@@ -1,0 +1,1 @@
+"""What PyTorch's extension points leave no room for."""
