@@ -151,3 +151,9 @@ def test_masked_scatter() -> None:
     check(aten.masked_scatter, x, mask[0], numbers(12), exact=True)
     check(aten.masked_scatter_backward, x, mask, [12], exact=True)
     check(aten.masked_scatter_backward, x, mask, [int(mask.sum()) + 1, 1], exact=True)
+
+
+def test_as_strided_scatter() -> None:
+    x = numbers(4, 5)
+    check(aten.as_strided_scatter, x, numbers(3, 2), (3, 2), (5, 2), 1, exact=True)
+    check(aten.as_strided_scatter, x, torch.tensor(7.0), (), (), 3, exact=True)

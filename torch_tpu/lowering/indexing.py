@@ -321,6 +321,19 @@ def put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool = Fa
     return b.reshape(out, x.shape)
 
 
+@lower(aten.as_strided_scatter)
+def as_strided_scatter(
+    b: Builder, x: Value, src: Value, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Value:
+    """Of a dense x."""
+    dtype = index_dtype(x.numel)
+    places = b.full(size, storage_offset or 0, dtype)
+    for dim, step in enumerate(stride):
+        places = places + b.iota(size, dim, dtype) * step
+    flat, src = b.reshape(x, (x.numel,)), b.broadcast_to(src.to(x.dtype), size)
+    return b.reshape(scatter_dims(b, flat, [0], [places], src, 0, lambda old, new: new), x.shape)
+
+
 @lower(aten.masked_scatter)
 def masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
     x, mask = b.broadcast(x, mask.to(torch.bool))

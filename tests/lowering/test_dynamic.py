@@ -1,0 +1,119 @@
+"""Ops with data-dependent shapes: their functions over tensors run here on the CPU, their static programs as rules."""
+
+from typing import Any
+
+import pytest
+import torch
+from harness import check, compare
+
+from torch_tpu.lowering import registry
+
+aten = torch.ops.aten
+
+
+def same(op: Any, *args: Any, **kwargs: Any) -> None:
+    """The Python function gives what PyTorch's kernel gives."""
+    resolution = registry.resolve(op._schema.name, op._schema.overload_name)
+    assert resolution.kind == "python"
+    assert resolution.fn is not None
+    compare(resolution.fn(*args, **kwargs), op(*args, **kwargs), exact=True)
+
+
+def numbers(*shape: int, high: int = 5) -> torch.Tensor:
+    return torch.randint(0, high, shape, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5), (7,), (), (0, 3)])
+def test_nonzero(shape: tuple[int, ...]) -> None:
+    x = numbers(*shape, high=2)
+    same(aten.nonzero.default, x)
+    for size in (0, 2, 40):
+        check(aten.nonzero_static, x, size=size, fill_value=-7, exact=True)
+    check(aten.nonzero_static, x.float(), size=int((x != 0).sum()), exact=True)
+
+
+def test_masked_select() -> None:
+    x = numbers(4, 5).float()
+    same(aten.masked_select.default, x, x > 2)
+    same(aten.masked_select.default, x, x[0] > 2)
+    same(aten.masked_select.default, x[0], x > 2)
+    same(aten.masked_select.default, x, x > 9)
+
+
+def test_repeat_interleave() -> None:
+    for dtype in (torch.int64, torch.int32):
+        same(aten.repeat_interleave.Tensor, torch.tensor([2, 0, 3, 1], dtype=dtype))
+    same(aten.repeat_interleave.Tensor, torch.tensor([2, 3]), output_size=5)
+    same(aten.repeat_interleave.Tensor, torch.empty(0, dtype=torch.int64))
+
+
+def test_bincount() -> None:
+    x = numbers(30)
+    same(aten.bincount.default, x)
+    same(aten.bincount.default, x.int(), minlength=9)
+    same(aten.bincount.default, x, torch.arange(30.0))
+    same(aten.bincount.default, x, torch.arange(30))
+    same(aten.bincount.default, x[:0])
+    fn = registry.resolve("aten::bincount", "").fn
+    assert fn is not None
+    with pytest.raises(RuntimeError, match="non-negative"):
+        fn(x - 1)
+
+
+@pytest.mark.parametrize("inverse", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
+def test_unique(inverse: bool, counts: bool) -> None:
+    for x in (numbers(4, 6), numbers(9).float(), torch.tensor([1.0, float("nan"), 1.0, float("nan")]), numbers(0, 2)):
+        same(aten._unique2.default, x, True, inverse, counts)
+        same(aten.unique_consecutive.default, x.flatten().sort().values, inverse, counts)
+        same(aten.unique_consecutive.default, x, inverse, counts)
+    same(aten._unique.default, numbers(4, 6), True, inverse)
+
+
+def test_unique_dim() -> None:
+    x = numbers(20, 3, high=2)
+    same(aten.unique_dim.default, x, 0, True, True, True)
+    same(aten.unique_dim.default, x.t(), 1, True, True, True)
+    same(aten.unique_dim.default, x.reshape(2, 10, 3), 1, True, True, True)
+    same(aten.unique_dim_consecutive.default, x.sort(0).values, 0, True, True)
+    same(aten.unique_consecutive.default, x, True, True, 0)
+    same(aten.unique_dim.default, x[:0], 0, True, True, True)
+    for fn in (registry.resolve("aten::unique_dim", "").fn, aten.unique_dim):
+        assert fn is not None
+        with pytest.raises(RuntimeError, match="cannot be applied"):
+            fn(x[:0], 1)
+
+
+def test_out_overloads_write_to_the_callers_tensors() -> None:
+    fn = registry.resolve("aten::nonzero", "out").fn
+    assert fn is not None
+    out = torch.empty(0, dtype=torch.int64)
+    assert fn(torch.tensor([0, 1, 1]), out=out) is out
+    assert out.tolist() == [[1], [2]]
+
+
+def test_index_by_mask() -> None:
+    x, mask = numbers(4, 5), numbers(4, 5, high=2).bool()
+    for op, args in [
+        (aten.index.Tensor, (x, [mask])),
+        (aten.index.Tensor, (x, [None, mask[0]])),
+        (aten.index_put_.default, (x.clone(), [mask[:, 0], torch.tensor(2)], torch.tensor(9))),
+    ]:
+        resolution = registry.resolve(op._schema.name, op._schema.overload_name)
+        assert resolution.kind == "record"
+        assert resolution.when is not None
+        assert resolution.fn is not None
+        assert resolution.when(*args)
+        compare(resolution.fn(*args), op(*args), exact=True)
+
+
+def test_index_by_integers_is_recorded() -> None:
+    x, i = numbers(4, 5), torch.tensor([0, 2])
+    index, put = (registry.resolve(name, o) for name, o in (("aten::index", "Tensor"), ("aten::index_put_", "")))
+    assert index.when is not None
+    assert put.when is not None
+    assert not index.when(x, [i])
+    assert not put.when(x, [i], torch.tensor(1))
+    assert not put.when(x, [x > 2], torch.tensor(1))  # one mask needs no count
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        put.when(x, [i], torch.ones(3))
