@@ -78,72 +78,82 @@ def fold(
     b: Builder, xs: Sequence[Value], dim: int, windows: Windows, fills: Sequence[Operand], combine: Combine
 ) -> list[Value]:
     """Reduce the windows of each x along dim; combine(*accumulators, *elements), in any order; fills change nothing."""
-    if windows.stride is not None and windows.count > 0 and windows.lengths[0] <= MAX_SLICES:
-        return _fold_slices(b, xs, dim, windows, windows.stride, fills, combine)
+    if windows.stride is not None and windows.count > 0 and 0 < windows.lengths[0] <= MAX_SLICES:
+        total, *rest = zip(*(_slices(b, x, dim, windows, fill) for x, fill in zip(xs, fills)))
+        for elements in rest:
+            out = combine(*total, *elements)
+            total = tuple(out) if isinstance(out, Sequence) else (out,)
+        return list(total)
+    return b.reduce([spread(b, x, dim, windows, fill) for x, fill in zip(xs, fills)], fills, [dim + 1], combine)
+
+
+def spread(b: Builder, x: Value, dim: int, windows: Windows, fill: Operand) -> Value:
+    """x with dim replaced by two: the window, and the place in it; fill where there is no such place."""
+    rows, kernel = windows.count, max(windows.lengths, default=0)
+    lead, trail = x.shape[:dim], x.shape[dim + 1 :]
+    if not rows or not kernel:
+        return b.full((*lead, rows, kernel, *trail), fill, x.dtype)
+    if windows.stride is not None:
+        if kernel == windows.stride and windows.step == 1:
+            x = placed(b, x, dim, windows.starts[0], rows * kernel, fill)
+            return b.reshape(x, (*lead, rows, kernel, *trail))
+        if kernel <= MAX_SLICES:
+            return b.concatenate([b.unsqueeze(s, dim + 1) for s in _slices(b, x, dim, windows, fill)], dim + 1)
     places, exists = windows.places()
-    length = max(windows.lengths, default=0)
-    if not length:
-        shape = [windows.count if d == dim else s for d, s in enumerate(xs[0].shape)]
-        return [b.full(shape, fill, x.dtype) for x, fill in zip(xs, fills)]
-    views = [_spread(b, x, dim, places) for x in xs]
-    if not all(map(all, exists)):
-        mask = b.broadcast_in_dim(b.constant(exists, torch.bool), views[0].shape, [dim, dim + 1])
-        views = [b.select(mask, v, b.scalar(fill, v.dtype)) for v, fill in zip(views, fills)]
-    return b.reduce(views, fills, [dim + 1], combine)
+    x = gather_dims(b, x, [dim], [b.constant(places, torch.int32)], dim)
+    if all(map(all, exists)):
+        return x
+    mask = b.broadcast_in_dim(b.constant(exists, torch.bool), x.shape, [dim, dim + 1])
+    return b.select(mask, x, b.scalar(fill, x.dtype))
 
 
-def _spread(b: Builder, x: Value, dim: int, places: list[list[int]]) -> Value:
-    """x with dim replaced by two: the window and the place in it."""
-    rows, length = len(places), len(places[0])
-    if [p for row in places for p in row] == list(range(rows * length)):
-        x = b.slice_dim(x, dim, 0, rows * length)
-        return b.reshape(x, (*x.shape[:dim], rows, length, *x.shape[dim + 1 :]))
-    return gather_dims(b, x, [dim], [b.constant(places, torch.int32)], dim)
+def placed(b: Builder, x: Value, dim: int, start: int, size: int, fill: Operand = 0, apart: int = 1) -> Value:
+    """The places from start on, size of them, of a dim whose elements lie `apart`; fill outside and between."""
+    low, high, interior = ([0] * x.ndim for _ in range(3))
+    low[dim], interior[dim] = -start, apart - 1
+    high[dim] = size + start - (x.shape[dim] - 1) * apart - 1 if x.shape[dim] else size + start
+    return b.pad(x, fill, low, high, interior) if any((*low, *high, *interior)) else x
 
 
-def _fold_slices(
-    b: Builder,
-    xs: Sequence[Value],
-    dim: int,
-    windows: Windows,
-    stride: int,
-    fills: Sequence[Operand],
-    combine: Combine,
-) -> list[Value]:
-    kernel, low = windows.lengths[0], -windows.starts[0]
+def _slices(b: Builder, x: Value, dim: int, windows: Windows, fill: Operand) -> list[Value]:
+    """For each place in the windows, which are regular, the elements that stand there."""
+    kernel, stride = windows.lengths[0], windows.stride or 1
     span = (windows.count - 1) * stride + 1
-    high = span + (kernel - 1) * windows.step - windows.size - low
-    edges = [[e if d == dim else 0 for d in range(xs[0].ndim)] for e in (low, high)]
-    padded = [b.pad(x, fill, *edges) if any(map(any, edges)) else x for x, fill in zip(xs, fills)]
-
-    def at(place: int) -> list[Value]:
-        start = place * windows.step
-        return [b.slice_dim(x, dim, start, start + span, stride) for x in padded]
-
-    total = at(0)
-    for place in range(1, kernel):
-        out = combine(*total, *at(place))
-        total = list(out) if isinstance(out, Sequence) else [out]
-    return total
+    x = placed(b, x, dim, windows.starts[0], span + (kernel - 1) * windows.step, fill)
+    starts = [place * windows.step for place in range(kernel)]
+    return [b.slice_dim(x, dim, start, start + span, stride) for start in starts]
 
 
 def unfold_sum(b: Builder, g: Value, dim: int, windows: Windows) -> Value:
     """The transpose of summing windows: each place of the dim gets the sum of what read it."""
     stride = windows.stride
-    if stride is None:
+    if stride is None or not windows.count:
         return fold(b, [g], dim, windows.inverse(), [0], b.add)[0]
-    kernel, low = windows.lengths[0], -windows.starts[0]
+    kernel = windows.lengths[0]
     if kernel == stride and windows.step == 1:
-        g = repeat(b, g, dim, kernel)
-    else:
-        apart = [stride - 1 if d == dim else 0 for d in range(g.ndim)]
-        none = [0] * g.ndim
-        g = b.pad(g, 0, none, none, apart) if stride > 1 else g
-        reach = (kernel - 1) * windows.step
-        spread = Windows.regular(g.shape[dim], g.shape[dim] + reach, kernel, 1, reach, windows.step)
-        g = fold(b, [g], dim, spread, [0], b.add)[0]
-    lows, highs = ([e if d == dim else 0 for d in range(g.ndim)] for e in (-low, windows.size + low - g.shape[dim]))
-    return b.pad(g, 0, lows, highs) if any((*lows, *highs)) else g
+        return placed(b, repeat(b, g, dim, kernel), dim, -windows.starts[0], windows.size)
+    reach = (kernel - 1) * windows.step
+    g = placed(b, g, dim, 0, (windows.count - 1) * stride + 1, apart=stride)
+    # Place p is read by the windows that start at p, p - step ... p - reach.
+    readers = Windows.regular(g.shape[dim], windows.size, kernel, 1, reach + windows.starts[0], windows.step)
+    return fold(b, [g], dim, readers, [0], b.add)[0]
+
+
+def overlap(b: Builder, g: Value, dim: int, windows: Windows) -> Value:
+    """The transpose of spread, for regular windows: the sum of the elements that stand at each place of the dim."""
+    kernel, stride = g.shape[dim + 1], windows.stride or 1
+    lead, trail = g.shape[:dim], g.shape[dim + 2 :]
+    total = b.full((*lead, windows.size, *trail), 0, g.dtype)
+    if not windows.count:
+        return total
+    if kernel == stride and windows.step == 1:
+        g = b.reshape(g, (*lead, windows.count * kernel, *trail))
+        return placed(b, g, dim, -windows.starts[0], windows.size)
+    for place in range(kernel):
+        part = b.reshape(b.slice_dim(g, dim + 1, place, place + 1), (*lead, windows.count, *trail))
+        start = windows.starts[0] + place * windows.step
+        total = total + placed(b, part, dim, -start, windows.size, apart=stride)
+    return total
 
 
 def repeat(b: Builder, x: Value, dim: int, times: int) -> Value:
