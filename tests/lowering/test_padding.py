@@ -9,7 +9,7 @@ from samples import check_once_rounded, sample
 
 aten = torch.ops.aten
 
-PADDINGS = [[2, 1], [0, 3], [-1, 2], [2, -2], [1, 2, 3, 0], [-1, 1, 2, -2], [1, 0, 2, 1, 0, 3], [1, -1, 0, 2, -2, 1]]
+PADDINGS = [[2, 1], [-1, 2], [1, 2, 3, 0], [-1, 1, 2, -2], [1, 0, 2, -1, -2, 3]]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64])
@@ -21,12 +21,11 @@ def test_constant(dtype: torch.dtype) -> None:
     check(aten.constant_pad_nd, sample(2, 0), [1, 1], 0.5, exact=True)
 
 
-@pytest.mark.parametrize("batch", [(2, 3), (3,)])
 @pytest.mark.parametrize("padding", PADDINGS)
 @pytest.mark.parametrize("name", ["reflection", "replication"])
-def test_edges(name: str, padding: list[int], batch: tuple[int, ...]) -> None:
+def test_edges(name: str, padding: list[int]) -> None:
     n = len(padding) // 2
-    x = sample(*batch, *(5, 6, 4)[:n])
+    x = sample(*((3,) if n == 2 else (2, 3)), *(5, 6, 4)[:n])
     forward = getattr(aten, f"{name}_pad{n}d").default
     check(forward, x, padding, exact=True)
     g = sample(*forward(x, padding).shape)
