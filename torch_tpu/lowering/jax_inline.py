@@ -16,6 +16,9 @@ def inline(b: Builder, fn: Any, args: Any, kwargs: Any) -> Any:
 
     from .builder import Value
 
+    if not jax.config.jax_platforms:
+        # Lowering makes JAX start all the backends it finds, and the TPU is ours.
+        jax.config.update("jax_platforms", "cpu")
     leaves, spec = torch.utils._pytree.tree_flatten((args, kwargs))
     values = [v for v in leaves if isinstance(v, Value)]
 
