@@ -40,9 +40,15 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   return static_cast<int64_t>(backend);
 }
 
+// nn.TransformerEncoder turns padded batches into nested tensors if this says so; they do not exist on the device.
+bool never_nested(const at::Tensor& /*padded*/, const at::Tensor& /*mask*/) { return false; }
+
 }  // namespace
 
-TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) { m.impl("_fused_sdp_choice", &choose); }
+TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
+  m.impl("_fused_sdp_choice", &choose);
+  m.impl("_nested_tensor_from_mask_left_aligned", &never_nested);
+}
 
 }  // namespace torch_tpu
 
