@@ -92,28 +92,45 @@ def test_out_overloads_write_to_the_callers_tensors() -> None:
     assert out.tolist() == [[1], [2]]
 
 
-def test_index_by_mask() -> None:
-    x, mask = numbers(4, 5), numbers(4, 5, high=2).bool()
-    for op, args in [
-        (aten.index.Tensor, (x, [mask])),
-        (aten.index.Tensor, (x, [None, mask[0]])),
-        (aten.index_put_.default, (x.clone(), [mask[:, 0], torch.tensor(2)], torch.tensor(9))),
-    ]:
-        resolution = registry.resolve(op._schema.name, op._schema.overload_name)
-        assert resolution.kind == "record"
-        assert resolution.when is not None
-        assert resolution.fn is not None
-        assert resolution.when(*args)
-        compare(resolution.fn(*args), op(*args), exact=True)
-
-
-def test_index_by_integers_is_recorded() -> None:
+@pytest.mark.parametrize("op", [aten.index.Tensor, aten.index_put.default, aten.index_put_.default])
+def test_index_by_masks(op: Any) -> None:
     x, i = numbers(4, 5), torch.tensor([0, 2])
-    index, put = (registry.resolve(name, o) for name, o in (("aten::index", "Tensor"), ("aten::index_put_", "")))
-    assert index.when is not None
-    assert put.when is not None
-    assert not index.when(x, [i])
-    assert not put.when(x, [i], torch.tensor(1))
-    assert not put.when(x, [x > 2], torch.tensor(1))  # one mask needs no count
-    with pytest.raises(RuntimeError, match="shape mismatch"):
-        put.when(x, [i], torch.ones(3))
+    rows, columns = torch.tensor([True, False, True, False]), torch.tensor([False, True, False, False, True])
+    resolution = registry.resolve(op._schema.name, op._schema.overload_name)
+    assert resolution.kind == "record"
+    assert resolution.when is not None
+    assert resolution.fn is not None
+    values = () if op is aten.index.Tensor else (torch.tensor(9),)
+    for indices in ([rows, torch.tensor(2)], [rows, columns], [i, columns], [rows.to(torch.uint8), i]):
+        assert resolution.when(x, indices, *values)
+        expected = op(x.clone(), indices, *values)
+        compare(resolution.fn(x.clone(), indices, *values), expected, exact=True)
+    assert not resolution.when(x, [i], *values)
+    assert resolution.when(x, [rows], *values) == (op is aten.index.Tensor)  # to write by one mask needs no count
+
+
+@pytest.mark.parametrize(
+    ("indices", "values"),
+    [
+        ([(4, 2)], None),
+        ([(2,), (2,), (2,)], None),
+        ([(2,), (3,)], None),
+        ([(2,)], (3,)),
+        ([None, (2,)], (4, 3)),
+        ([(2,)], (1, 2, 5)),
+    ],
+)
+def test_index_refuses_what_pytorch_refuses(
+    indices: list[tuple[int, ...] | None], values: tuple[int, ...] | None
+) -> None:
+    x = numbers(4, 5)
+    dtype = torch.bool if indices == [(4, 2)] else torch.int64
+    tensors = [None if s is None else torch.zeros(s, dtype=dtype) for s in indices]
+    args = (x, tensors, torch.zeros(values or (), dtype=torch.int64))
+    with pytest.raises((IndexError, RuntimeError)) as theirs:
+        aten.index_put_(*args)
+    when = registry.resolve("aten::index_put_", "").when
+    assert when is not None
+    with pytest.raises(theirs.type) as ours:
+        when(*args)
+    assert str(ours.value).startswith(str(theirs.value).split("[")[0])

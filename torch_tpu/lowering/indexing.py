@@ -33,6 +33,12 @@ MASKS = (torch.bool, torch.uint8)
 # ---- advanced indexing
 
 
+def _place(indices: Sequence[Any | None]) -> int:
+    """Where the dims of the indices stand in the result: in place if they are side by side, else in front."""
+    dims = [d for d, i in enumerate(indices) if i is not None]
+    return dims[0] if dims and dims[-1] - dims[0] == len(dims) - 1 else 0
+
+
 def _index_vectors(b: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[list[int], list[Value], int]:
     """The indexed dims, their broadcast indices, and where these stand in the result."""
     dims = [d for d, i in enumerate(indices) if i is not None]
@@ -40,8 +46,7 @@ def _index_vectors(b: Builder, x: Value, indices: Sequence[Value | None]) -> tup
     if any(i.dtype in MASKS for i in given):
         raise LoweringError("an index by mask has a data-dependent shape")
     vectors = b.broadcast(*(as_index(b, i, x.shape[d], wrap=True) for d, i in zip(dims, given)))
-    adjacent = dims[-1] - dims[0] == len(dims) - 1
-    return dims, vectors, dims[0] if adjacent else 0
+    return dims, vectors, _place(indices)
 
 
 @lower(aten.index.Tensor, aten._unsafe_index.Tensor)
@@ -95,56 +100,88 @@ def _put_masked(b: Builder, x: Value, dim: int, mask: Value, values: Value, accu
     return b.select(b.broadcast_in_dim(mask, x.shape, range(dim, dim + mask.ndim)), values, x)
 
 
-def _has_mask(indices: Sequence[torch.Tensor | None]) -> bool:
-    return any(i is not None and i.dtype in MASKS for i in indices)
-
-
 def mask_positions(b: Builder, mask: Value) -> Value:
     """For each element of a 1-D mask, how many true ones come before it."""
     counts = mask.to(index_dtype(mask.numel))
     return scan(b, counts, 0, 0, b.add) - counts
 
 
+def _is_mask(index: torch.Tensor | None) -> bool:
+    return index is not None and index.dtype in MASKS
+
+
 def _expand_masks(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
     """Masks as the indices of their true elements."""
     expanded: list[torch.Tensor | None] = []
     for i in indices:
-        expanded += i.nonzero().unbind(1) if i is not None and i.dtype in MASKS else [i]
+        expanded += i.nonzero().unbind(1) if i is not None and _is_mask(i) else [i]
     return expanded
 
 
-@python_call(aten.index.Tensor, when=lambda x, indices: _has_mask(indices))
+def _check(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor | None = None) -> None:
+    """Raise what PyTorch raises for shapes that do not fit: its meta kernels check too little."""
+    dims: list[tuple[int, ...] | None] = []  # of x: the shape of what indexes it
+    for position, index in enumerate(indices):
+        if index is None or not _is_mask(index):
+            dims.append(None if index is None else tuple(index.shape))
+            continue
+        for dim, size in enumerate(index.shape, start=len(dims)):
+            if dim < x.ndim and size != x.shape[dim]:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {position} does not match the shape of the"
+                    f" indexed tensor {list(x.shape)} at index {dim}"
+                )
+        dims += [()] * index.ndim  # how many are true is not known here
+    if len(dims) > x.ndim:
+        raise IndexError(f"too many indices for tensor of dimension {x.ndim} (got {len(dims)})")
+    given = [d for d in dims if d is not None]
+    try:
+        shape = tuple(torch.broadcast_shapes(*given))  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        text = ", ".join(str(list(d)) for d in given)
+        raise IndexError(
+            f"shape mismatch: indexing tensors could not be broadcast together with shapes {text}"
+        ) from None
+    if values is None or any(_is_mask(i) for i in indices):
+        return
+    rest = [size for size, dim in zip(x.shape, [*dims, *[None] * x.ndim]) if dim is None]
+    at = _place(dims)
+    rest[at:at] = shape
+    if values.ndim > len(rest) or any(v not in (1, r) for v, r in zip(reversed(values.shape), reversed(rest))):
+        raise RuntimeError(
+            f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result of"
+            f" shape {rest}"
+        )
+
+
+def _reads_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> bool:
+    _check(x, indices)
+    return any(_is_mask(i) for i in indices)
+
+
+def _put_reads_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: bool) -> bool:
+    """One mask alone needs no count."""
+    _check(x, indices, values)
+    return any(_is_mask(i) for i in indices) and sum(i is not None for i in indices) > 1
+
+
+@python_call(aten.index.Tensor, when=_reads_masks)
 def index_masked(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> Any:
     return aten.index.Tensor(x, _expand_masks(indices))
 
 
-def _put_reads_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: bool) -> bool:
-    """Whether the masks' counts decide shapes; on the way, the check that PyTorch's meta kernel leaves out."""
-    if _has_mask(indices):
-        return sum(i is not None for i in indices) > 1
-    if any(i is not None for i in indices):
-        shape = aten.index.Tensor(x.to("meta"), [None if i is None else i.to("meta") for i in indices]).shape
-        if not _broadcasts(values.shape, shape):
-            raise RuntimeError(
-                f"shape mismatch: value tensor of shape {list(values.shape)} cannot be broadcast to indexing result"
-                f" of shape {list(shape)}"
-            )
-    return False
-
-
-def _broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    return len(shape) <= len(to) and all(s in (1, t) for s, t in zip(reversed(shape), reversed(to)))
-
-
-@python_call(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default, when=_put_reads_masks)
+@python_call(aten.index_put_.default, aten._index_put_impl_.default, when=_put_reads_masks)
 def index_put_masked(
-    x: torch.Tensor,
-    indices: Sequence[torch.Tensor | None],
-    values: torch.Tensor,
-    accumulate: bool = False,
-    unsafe: bool = False,
+    x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False, *_: bool
 ) -> Any:
     return aten.index_put_(x, _expand_masks(indices), values, accumulate)
+
+
+@python_call(aten.index_put.default, when=_put_reads_masks)
+def index_put_masked_copy(
+    x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool = False
+) -> Any:
+    return aten.index_put(x, _expand_masks(indices), values, accumulate)
 
 
 # ---- along one dim
