@@ -6,6 +6,7 @@ reduce_window of value and index takes 38 ms, and constant gathers are as fast a
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -48,6 +49,13 @@ class Windows:
         lengths = tuple(-(-(o + 1) * size // count) - s for o, s in enumerate(starts))
         return Windows(size, starts, lengths, stride=None if count == 0 or size % count else size // count)
 
+    @staticmethod
+    def detect(size: int, starts: Sequence[int], lengths: Sequence[int]) -> Windows:
+        """Windows that may turn out to be regular."""
+        steps = {b - a for a, b in itertools.pairwise(starts)} or {1}
+        stride = steps.pop() if len(steps) == 1 and len(set(lengths)) == 1 else None
+        return Windows(size, tuple(starts), tuple(lengths), stride=stride if stride and stride > 0 else None)
+
     @property
     def count(self) -> int:
         return len(self.starts)
@@ -64,7 +72,7 @@ class Windows:
                 last += 1
             starts.append(first)
             lengths.append(last - first)
-        return Windows(self.count, tuple(starts), tuple(lengths))
+        return Windows.detect(self.count, starts, lengths)
 
     def places(self) -> tuple[list[list[int]], list[list[bool]]]:
         """For each window its places, zero where there is none, and whether there is one."""
