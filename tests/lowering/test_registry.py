@@ -63,6 +63,11 @@ def test_ops_without_a_rule() -> None:
     assert resolve("aten::equal", "").kind == "python"
 
 
+@pytest.mark.parametrize("name", ["transpose_", "squeeze_", "unsqueeze_", "t_"])
+def test_views_in_place_change_the_tensor_not_its_values(name: str) -> None:
+    assert registry.resolve(f"aten::{name}", "").kind == "composite"
+
+
 def test_importing_the_families_is_cheap_and_loads_no_mlir() -> None:
     code = (
         "import sys, torch, time; start = time.process_time(); from torch_tpu.lowering import registry;"

@@ -230,6 +230,8 @@ def resolve(name: str, overload: str) -> Resolution:
         return Resolution("fallback", reason=f"{name}.{overload} is unknown to torch.ops")
     functional = functional_of(op)
     rule = _rules.get(op) or (_rules.get(functional) if functional is not None else None)
+    if torch.Tag.inplace_view in op.tags:  # transpose_ changes the tensor's metadata, not its values
+        rule = None
     if rule is None:
         full = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
         for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
