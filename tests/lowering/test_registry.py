@@ -1,5 +1,6 @@
 """Resolution of overloads, and lowering through decompositions and JAX functions."""
 
+import inspect
 import subprocess
 import sys
 
@@ -86,6 +87,24 @@ def test_a_rule_must_give_the_promised_shape(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(registry._rules, aten.neg.default, wrong)
     with pytest.raises(LoweringError, match=r"aten.neg.default: result of shape \[\], expected \[3\]"):
         run(aten.neg, torch.ones(3))
+
+
+def test_every_rule_takes_its_whole_schema() -> None:
+    """Recorded programs pass every argument, defaults too."""
+    wrong = []
+    for op, rule in registry.rules().items():
+        if rule.kind != "native":
+            continue
+        arguments = op._schema.arguments
+        positional = [None for a in arguments if not a.kwarg_only]
+        keywords = {a.name: None for a in arguments if a.kwarg_only and not (rule.random and a.name == "generator")}
+        if rule.random:
+            keywords["rng"] = None
+        try:
+            inspect.signature(rule.fn).bind(None, *positional, **keywords)
+        except TypeError as error:
+            wrong.append(f"{op}: {error}")
+    assert not wrong, "\n".join(wrong)
 
 
 def test_two_rules_for_an_op_are_an_error() -> None:

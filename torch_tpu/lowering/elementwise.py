@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -50,6 +51,7 @@ def _computing_in(fn: RuleFn, op: Any, by: By, keep: Sequence[str]) -> RuleFn:
     }
     names = [a.name for a in arguments]
 
+    @functools.wraps(fn)
     def rule(b: Builder, *args: Any, **kwargs: Any) -> Any:
         out = b.outputs[0]
         assert out is not None

@@ -444,7 +444,7 @@ def to_copy(b: Builder, x: Value, **_: Any) -> Value:
     return x.to(out.dtype)
 
 
-@lower(aten.copy)
+@lower(aten.copy.default)
 def copy(b: Builder, x: Value, source: Value, non_blocking: bool = False) -> Value:
     return b.broadcast_to(source.to(x.dtype), x.shape)
 
