@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 PROGRAM = """
 import json, time
-begin = time.perf_counter()
+begin = time.process_time()
 import torch
-seconds = time.perf_counter() - begin
+seconds = time.process_time() - begin
 rss = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
 print(json.dumps([seconds * 1e3, rss / 1024, hasattr(torch, "tpu")]))
 """
@@ -32,7 +32,7 @@ class Cost:
 
 
 def import_torch(autoload: bool) -> tuple[float, float, str]:
-    """Import torch in a fresh process; return milliseconds, MiB resident and what it wrote to stderr."""
+    """Import torch in a fresh process; return CPU milliseconds, MiB resident and what it wrote to stderr."""
     env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(autoload))}
     process = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
     milliseconds, mebibytes, loaded = json.loads(process.stdout)
@@ -42,7 +42,7 @@ def import_torch(autoload: bool) -> tuple[float, float, str]:
 
 
 def import_cost(rounds: int = 7) -> Cost:
-    """Measure both ways in turn; the quickest of each counts, since everything else on the machine only adds."""
+    """Measure both ways in turn, in CPU time; the quickest of each counts: other processes only add."""
     import_torch(True)  # fills the file cache
     runs = [(import_torch(True), import_torch(False)) for _ in range(rounds)]
     with_, without = zip(*runs)
