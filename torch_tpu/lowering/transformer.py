@@ -48,7 +48,7 @@ def _attend(
 
 def _multi_head_attention(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
     out, weights = _attend(*args, **kwargs)
-    return out, out.new_empty(0) if weights is None else weights  # what the meta kernel says
+    return out, out.new_zeros(0) if weights is None else weights  # as the meta kernel says
 
 
 def _without_weights(*args: Any, need_weights: bool = True, **_: Any) -> bool:
