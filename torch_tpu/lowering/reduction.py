@@ -161,7 +161,8 @@ def first_index(b: Builder, x: Value, extreme: Value, dim: int, keepdim: bool) -
     return b.reduce_min(b.select(hit, b.iota(x.shape, dim, torch.int32), last), [dim], keepdim).to(torch.int64)
 
 
-def _extreme_at(b: Builder, x: Value, dim: int, keepdim: bool, reduce: Callable[..., Value]) -> tuple[Value, Value]:
+def extreme_at(b: Builder, x: Value, dim: int, keepdim: bool, reduce: Callable[..., Value]) -> tuple[Value, Value]:
+    """The extreme along dim and its first place; NaN wins."""
     dim = dim % x.ndim if x.ndim else 0
     extreme = reduce(x, [dim], True)
     values = extreme if keepdim or not x.ndim else b.reshape(extreme, x.shape[:dim] + x.shape[dim + 1 :])
@@ -170,18 +171,18 @@ def _extreme_at(b: Builder, x: Value, dim: int, keepdim: bool, reduce: Callable[
 
 @lower(aten.max.dim)
 def max_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return _extreme_at(b, x, dim, keepdim, b.reduce_max)
+    return extreme_at(b, x, dim, keepdim, b.reduce_max)
 
 
 @lower(aten.min.dim)
 def min_dim(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
-    return _extreme_at(b, x, dim, keepdim, b.reduce_min)
+    return extreme_at(b, x, dim, keepdim, b.reduce_min)
 
 
 def _arg(b: Builder, x: Value, dim: int | None, keepdim: bool, reduce: Callable[..., Value]) -> Value:
     if dim is not None:
-        return _extreme_at(b, x, dim, keepdim, reduce)[1]
-    place = _extreme_at(b, b.reshape(x, (x.numel,)), 0, False, reduce)[1]
+        return extreme_at(b, x, dim, keepdim, reduce)[1]
+    place = extreme_at(b, b.reshape(x, (x.numel,)), 0, False, reduce)[1]
     return b.reshape(place, (1,) * x.ndim) if keepdim else place
 
 

@@ -8,6 +8,7 @@ import torch
 
 from . import dtypes
 from .indices import as_index, gather_dims, index_dtype, scatter_dims, take_along
+from .reduction import extreme_at
 from .registry import lower
 
 if TYPE_CHECKING:
@@ -85,6 +86,8 @@ def topk(b: Builder, x: Value, k: int, dim: int = -1, largest: bool = True, sort
     if not k or not x.numel:
         shape = tuple(k if d == dim else s for d, s in enumerate(x.shape))
         return b.full(shape, 0, x.dtype), b.full(shape, 0, torch.int64)
+    if k == 1 and (largest or not x.is_float):  # the least may not be NaN
+        return extreme_at(b, x, dim, True, b.reduce_max if largest else b.reduce_min)
     if (x.is_float or x.dtype.itemsize < 4) and 4 * k <= x.shape[dim]:  # for more, sorting is as fast
         moved = b.swap_dims(x, dim, -1)
         places = _top_places(b, moved, k, largest)
