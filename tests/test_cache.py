@@ -74,6 +74,15 @@ def test_disk_tier_serves_the_next_process(tmp_path: Path) -> None:
     assert cache.stats()["bytes"] == len(encode_entry(KEY, b"kept"))
 
 
+def test_entries_can_be_read_by_all_whom_the_umask_lets(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        make(tmp_path).get_or_compile(KEY, compiler())
+    finally:
+        os.umask(before)
+    assert (tmp_path / KEY).stat().st_mode & 0o777 == 0o644
+
+
 def test_stats_are_ints_and_seconds(tmp_path: Path) -> None:
     cache = make(tmp_path)
     cache.get_or_compile(KEY, lambda: time.sleep(0.02) or Program(b""))

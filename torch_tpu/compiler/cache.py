@@ -15,7 +15,7 @@ import hashlib
 import importlib.metadata
 import os
 import re
-import tempfile
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -207,9 +207,10 @@ class DiskTier:
 
     @staticmethod
     def _replace(path: Path, entry: bytes) -> None:
-        descriptor, temporary = tempfile.mkstemp(prefix="tmp-", dir=path.parent)
+        # Not by tempfile, whose files no other user may read.
+        temporary = path.with_name(f"tmp-{os.getpid()}-{secrets.token_hex(8)}")
         try:
-            with open(descriptor, "wb") as file:
+            with open(temporary, "xb") as file:
                 file.write(entry)
             os.replace(temporary, path)
         except BaseException:
@@ -422,7 +423,7 @@ def default_folder() -> Path:
     """Where the disk tier lies."""
     chosen = os.environ.get("TORCH_TPU_CACHE_DIR")
     if chosen:
-        return Path(chosen)
+        return Path(chosen).expanduser()
     import platformdirs
 
     return Path(platformdirs.user_cache_dir("torch_tpu"))
