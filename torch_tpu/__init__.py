@@ -53,10 +53,12 @@ def _autoload() -> None:
     try:
         backend_registration.rename_privateuse1_backend("tpu")
         from torch_tpu import tpu
+        from torch_tpu.dynamo import default
 
         torch._register_device_module("tpu", tpu)  # type: ignore[no-untyped-call]
         backend_registration.generate_methods_for_privateuse1_backend(for_storage=True)
         tpu.amp.default_to_bfloat16()
+        default.install()
         for name in tpu.SUBMODULES:  # so that `import torch.tpu.memory` finds these and does not load them again
             sys.modules[f"torch.tpu.{name}"] = sys.modules[f"torch_tpu.tpu.{name}"]
     except Exception as error:

@@ -20,13 +20,13 @@ namespace py = pybind11;
 namespace torch_tpu {
 namespace {
 
-using Words = std::vector<int32_t>;
+using Words = decltype(Launch::scalars);
 
 template <typename T>
 void push_words(Words& words, T value) {
   int32_t raw[sizeof(T) / sizeof(int32_t)];
   std::memcpy(raw, &value, sizeof(T));
-  words.insert(words.end(), raw, raw + sizeof(T) / sizeof(int32_t));
+  words.insert(words.end(), std::begin(raw), std::end(raw));
 }
 
 void push_scalar(Words& words, ScalarKind kind, const c10::Scalar& scalar) {
@@ -47,6 +47,21 @@ void push_scalar(Words& words, ScalarKind kind, const c10::Scalar& scalar) {
     case ScalarKind::kUint64:
       return push_words(words, scalar.to<int64_t>());
   }
+}
+
+// The value under the dims of a padded program; the copy is made when the program is launched, if there must be one.
+ValuePtr padded(ValuePtr value, c10::IntArrayRef dims) {
+  if (value->dims == dims) return value;
+  if (value->source && value->source->dims == dims) return value->source;
+  auto result = c10::make_intrusive<Value>(value->dtype, dims, value->device);
+  result->source = value->source ? value->source : std::move(value);
+  result->state.store(Value::State::kQueued, std::memory_order_release);
+  return result;
+}
+
+// The value of a padded program's result under the sizes it has from outside.
+ValuePtr unpadded(const ValuePtr& value, c10::IntArrayRef sizes) {
+  return value->dims == sizes ? value : padded(value, sizes);
 }
 
 c10::Scalar scalar_of(PyObject* object) {
@@ -71,13 +86,17 @@ CompiledProgram::CompiledProgram(std::shared_ptr<pjrt::Executable> executable, c
       writes_(std::move(writes)),
       outputs_(std::move(outputs)),
       draws_(std::move(draws)) {
+  for (const CompiledOutput& output : outputs_) {
+    const bool seen = std::find(new_results_.begin(), new_results_.end(), output.index) != new_results_.end();
+    if (output.kind == CompiledOutput::Kind::kResult && !seen) new_results_.push_back(output.index);
+  }
   ProgramDescription description;
   description.device = device;
   program_ = std::make_shared<Program>(std::vector<uint64_t>{}, std::move(description));
   program_->finish(std::move(executable));
 }
 
-py::list CompiledProgram::call(py::list arguments) {
+py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extents) {
   TORCH_CHECK_VALUE(arguments.size() == parameters_.size(), name_, " takes ", parameters_.size(), " arguments, got ",
                     arguments.size());
   ensure_initialized();
@@ -98,7 +117,9 @@ py::list CompiledProgram::call(py::list arguments) {
       const at::Tensor& tensor = THPVariable_Unpack(argument);
       TORCH_CHECK(tensor.is_privateuseone() && tensor.device().index() == device_, name_, ": argument ", i,
                   " should be on tpu:", static_cast<int>(device_), ", but is on ", tensor.device());
-      inputs.emplace_back(recorder.read(tensor.unsafeGetTensorImpl()));
+      ValuePtr value = recorder.read(tensor.unsafeGetTensorImpl());
+      if (!parameter.padded.empty()) value = padded(std::move(value), parameter.padded);
+      inputs.emplace_back(std::move(value));
     } else if (parameter.use == ParameterUse::kScalar) {
       push_scalar(launch->scalars, parameter.scalar, scalar_of(argument));
     }
@@ -110,10 +131,13 @@ py::list CompiledProgram::call(py::list arguments) {
   for (size_t i = 0; i < outputs_.size(); ++i) {
     if (outputs_[i].kind == CompiledOutput::Kind::kArgument) returned[i] = arguments[outputs_[i].index];
   }
-  for (uint64_t numbers : draws_) {
+  for (uint64_t numbers : extents == nullptr ? draws_ : extents->draws) {
     const auto [seed, offset] = at::check_generator<TpuGeneratorImpl>(default_generator(device_))->take(numbers);
     push_words(launch->scalars, seed);
     push_words(launch->scalars, offset);
+  }
+  if (extents != nullptr) {
+    launch->scalars.insert(launch->scalars.end(), extents->sizes.begin(), extents->sizes.end());
   }
   if (!recorder.empty(device_)) recorder.flush(device_, FlushReason::kStep);
 
@@ -123,12 +147,15 @@ py::list CompiledProgram::call(py::list arguments) {
     value->state.store(Value::State::kQueued, std::memory_order_release);
     launch->outputs.push_back(std::move(value));
   }
+  const std::vector<OutputMeta>& metas = extents == nullptr ? results_ : extents->logical;
+  std::vector<ValuePtr> values;
+  for (size_t i = 0; i < metas.size(); ++i) values.push_back(unpadded(launch->outputs[i], metas[i].sizes));
   for (const WriteBack& write : writes_) {
-    recorder.write(kept[write.argument].unsafeGetTensorImpl(), launch->outputs[write.result]);
+    recorder.write(kept[write.argument].unsafeGetTensorImpl(), values[write.result]);
   }
   std::vector<at::Tensor> tensors(results_.size());
   for (uint32_t result : new_results_) {
-    tensors[result] = tensor_of(launch->outputs[result], results_[result], device_, "torch.compile");
+    tensors[result] = tensor_of(values[result], metas[result], device_, "torch.compile");
   }
   for (size_t i = 0; i < outputs_.size(); ++i) {
     const CompiledOutput& output = outputs_[i];
@@ -161,24 +188,34 @@ py::list CompiledProgram::call(py::list arguments) {
 }
 
 void bind_compiled(py::module_& m) {
+  m.def("_count", [](const std::string& name, int64_t n) { count(counter(name), n); }, py::arg("name"), py::arg("n") = 1);
   // parameters: (use, scalar kind, donated); results: (dtype, sizes, strides); writes: (result, argument);
   // outputs: (kind, index, constant).
-  using Parameters = std::vector<std::tuple<int, int, bool>>;
+  using Parameters = std::vector<std::tuple<int, int, bool, std::vector<int64_t>>>;
   using Results = std::vector<std::tuple<at::ScalarType, std::vector<int64_t>, std::vector<int64_t>>>;
   using Writes = std::vector<std::pair<uint32_t, uint32_t>>;
   using Outputs = std::vector<std::tuple<int, uint32_t, py::object>>;
+  const auto output_metas = [](const Results& results) {
+    std::vector<OutputMeta> metas;
+    for (const auto& [dtype, sizes, strides] : results) {
+      metas.push_back({dtype, Dims(sizes.begin(), sizes.end()), Dims(strides.begin(), strides.end())});
+    }
+    return metas;
+  };
+  py::class_<CompiledExtents>(m, "CompiledExtents")
+      .def(py::init([output_metas](std::vector<int32_t> sizes, const Results& logical, std::vector<uint64_t> draws) {
+             return CompiledExtents{std::move(sizes), output_metas(logical), std::move(draws)};
+           }),
+           py::arg("sizes"), py::arg("logical"), py::arg("draws"));
   py::class_<CompiledProgram, std::shared_ptr<CompiledProgram>>(m, "CompiledProgram", py::dynamic_attr())
-      .def(py::init([](std::shared_ptr<pjrt::Executable> executable, int device, std::string name,
+      .def(py::init([output_metas](std::shared_ptr<pjrt::Executable> executable, int device, std::string name,
                        const Parameters& parameters, const Results& results, const Writes& writes,
                        const Outputs& outputs, std::vector<uint64_t> draws) {
              std::vector<CompiledParameter> params;
-             for (const auto& [use, scalar, donated] : parameters) {
-               params.push_back({static_cast<ParameterUse>(use), static_cast<ScalarKind>(scalar), donated});
+             for (const auto& [use, scalar, donated, padded] : parameters) {
+               params.push_back({static_cast<ParameterUse>(use), static_cast<ScalarKind>(scalar), donated, padded});
              }
-             std::vector<OutputMeta> metas;
-             for (const auto& [dtype, sizes, strides] : results) {
-               metas.push_back({dtype, Dims(sizes.begin(), sizes.end()), Dims(strides.begin(), strides.end())});
-             }
+             std::vector<OutputMeta> metas = output_metas(results);
              std::vector<WriteBack> backs;
              for (const auto& [result, argument] : writes) backs.push_back({result, argument});
              std::vector<CompiledOutput> outs;
@@ -191,8 +228,8 @@ void bind_compiled(py::module_& m) {
            }),
            py::arg("executable"), py::arg("device"), py::arg("name"), py::arg("parameters"), py::arg("results"),
            py::arg("writes"), py::arg("outputs"), py::arg("draws"))
-      .def("__call__", &CompiledProgram::call)
-      .def("call", [](CompiledProgram& self, py::args arguments) { return self.call(py::list(arguments)); })
+      .def("__call__", &CompiledProgram::call, py::arg("arguments"), py::arg("extents") = nullptr)
+      .def("call", [](CompiledProgram& self, py::args arguments) { return self.call(py::list(arguments), nullptr); })
       .def_property_readonly("executable", &CompiledProgram::executable);
 }
 

@@ -23,6 +23,7 @@ struct CompiledParameter {
   ParameterUse use = ParameterUse::kTensor;
   ScalarKind scalar = ScalarKind::kFloat32;
   bool donated = false;  // compiled so that its buffer may be taken, where nobody else sees it
+  std::vector<int64_t> padded;  // the dims of the program's parameter, where they are not the tensor's sizes
 };
 
 // Where an item of the returned list comes from.
@@ -39,6 +40,13 @@ struct WriteBack {
   uint32_t argument;
 };
 
+// What a padded program is told of one set of true sizes.
+struct CompiledExtents {
+  std::vector<int32_t> sizes;       // words of the scalar parameter, after all others
+  std::vector<OutputMeta> logical;  // what the results look like from outside
+  std::vector<uint64_t> draws;      // how many random numbers each random op takes, in order
+};
+
 class CompiledProgram {
  public:
   CompiledProgram(std::shared_ptr<pjrt::Executable> executable, c10::DeviceIndex device, std::string name,
@@ -46,7 +54,8 @@ class CompiledProgram {
                   std::vector<WriteBack> writes, std::vector<CompiledOutput> outputs, std::vector<uint64_t> draws);
 
   // Runs the program on the arguments. A list is emptied on the way, so that what only the call holds can be donated.
-  pybind11::list call(pybind11::list arguments);
+  // A padded program gets its true sizes too.
+  pybind11::list call(pybind11::list arguments, const CompiledExtents* extents);
 
   const std::shared_ptr<pjrt::Executable>& executable() const { return program_->executable; }
 

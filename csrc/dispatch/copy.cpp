@@ -48,7 +48,7 @@ at::Tensor download(const at::Tensor& tensor, bool pinned) {
   wait(*held.get());
   {
     WithoutGil released;
-    held->buffer.to_host(host.mutable_data_ptr(), held->nbytes()).await();
+    read_to_host(*held.get(), host.mutable_data_ptr());
   }
   count(copies);
   count(bytes, static_cast<int64_t>(held->nbytes()));

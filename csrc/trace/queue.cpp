@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <condition_variable>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <mutex>
@@ -12,6 +13,7 @@
 #include <unordered_map>
 
 #include "../device/runtime.h"
+#include "dtype.h"
 #include "gil.h"
 #include "metrics.h"
 #include "program.h"
@@ -73,6 +75,26 @@ struct Wakeups {
 Wakeups& wakeups() {
   static auto* instance = new Wakeups;
   return *instance;
+}
+
+// Copies the elements that both dense row-major arrays have; the rest of the target is zero.
+void copy_box(const char* source, c10::IntArrayRef source_dims, char* target, c10::IntArrayRef target_dims,
+              size_t item) {
+  const auto bytes = [&](c10::IntArrayRef dims) { return static_cast<size_t>(c10::multiply_integers(dims)) * item; };
+  if (source_dims.empty() || source_dims == target_dims) {
+    std::memcpy(target, source, bytes(target_dims));
+    return;
+  }
+  const size_t source_step = bytes(source_dims.slice(1)), target_step = bytes(target_dims.slice(1));
+  const int64_t both = std::min(source_dims[0], target_dims[0]);
+  if (source_step == target_step) {
+    std::memcpy(target, source, static_cast<size_t>(both) * source_step);
+  } else {
+    for (int64_t i = 0; i < both; ++i) {
+      copy_box(source + i * source_step, source_dims.slice(1), target + i * target_step, target_dims.slice(1), item);
+    }
+  }
+  std::memset(target + both * target_step, 0, static_cast<size_t>(target_dims[0] - both) * target_step);
 }
 
 // Buffers of scalar parameters by content: a loop's constants are uploaded once.
@@ -210,10 +232,27 @@ class DispatchThread {
     return true;
   }
 
+  // Gives the value its source's elements, through the host: no program to compile for every pair of sizes.
+  static void repack(Value& value) {
+    static Counter& repacks = counter("repacks");
+    if (value.source->state.load(std::memory_order_acquire) == Value::State::kFailed) {
+      value.failure = value.source->failure;
+      value.state.store(Value::State::kFailed, std::memory_order_release);
+      return;
+    }
+    std::vector<char> host(value.nbytes());
+    read_to_host(value, host.data());
+    value.buffer = client().buffer_from_host(host.data(), buffer_type(value.dtype), value.dims.data(),
+                                             value.dims.size(), torch_tpu::device(value.device).get());
+    value.state.store(Value::State::kReady, std::memory_order_release);
+    count(repacks);
+  }
+
   // The failure of an input, or nullptr when the program was launched.
   std::shared_ptr<Failure> execute(Launch& work, Program& program) {
     arguments_.clear();
     for (const ValuePtr& value : work.inputs) {
+      if (value->source && value->state.load(std::memory_order_acquire) == Value::State::kQueued) repack(*value);
       if (value->state.load(std::memory_order_acquire) == Value::State::kFailed) return value->failure;
       arguments_.push_back(value->buffer.get());
     }
@@ -318,8 +357,9 @@ void Marker::wait() const {
   wakeups().wait([this] { return done(); }, [] { return dispatch_thread().help(); });
 }
 
-void wait(const Value& value) {
+void wait(const Value& unpacked) {
   using State = Value::State;
+  const Value& value = unpacked.source ? *unpacked.source : unpacked;
   const auto settled = [&] {
     const State state = value.state.load(std::memory_order_acquire);
     return state == State::kReady || state == State::kFailed;
@@ -331,6 +371,14 @@ void wait(const Value& value) {
   if (value.state.load(std::memory_order_acquire) == State::kReady) return;
   value.failure->reported.store(true);
   throw_failure(*value.failure);
+}
+
+void read_to_host(const Value& value, void* host) {
+  if (!value.source) return value.buffer.to_host(host, value.nbytes()).await();
+  const Value& source = *value.source;
+  std::vector<char> all(source.nbytes());
+  source.buffer.to_host(all.data(), all.size()).await();
+  copy_box(all.data(), source.dims, static_cast<char*>(host), value.dims, c10::elementSize(value.dtype));
 }
 
 void enqueue_launch(std::unique_ptr<Launch> launch) { dispatch_thread().push(Task{std::move(launch), nullptr}); }

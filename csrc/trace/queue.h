@@ -45,6 +45,9 @@ struct Launch {
   std::shared_ptr<Program> owner;     // of a program that may go before it has run
 };
 
+// Copies a ready value to the host under the dims of `value`, whose source it may be.
+void read_to_host(const Value& value, void* host);
+
 void enqueue_launch(std::unique_ptr<Launch> launch);
 
 // Stops the dispatch and compile threads; called once at interpreter exit.

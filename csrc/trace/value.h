@@ -46,6 +46,9 @@ struct Value final : c10::intrusive_ptr_target {
   // and only one that somebody holds is an output of its program.
   std::atomic<int32_t> holders{0};
   pjrt::Buffer buffer;               // set before state becomes kReady
+  // The same elements under other dims (of a padded program): the buffer is copied from it by the first launch that
+  // needs it, so that what only another padded program reads is never copied.
+  c10::intrusive_ptr<Value> source;
   std::shared_ptr<Failure> failure;  // set before state becomes kFailed
 
   // Numbering scratch of the recorder, guarded by its lock: the value's Ref in trace `epoch`.

@@ -14,10 +14,10 @@ from . import cache, platform
 from .options import CompileOptions
 
 if TYPE_CHECKING:
-    from torch_tpu.lowering.builder import Builder, TensorSpec, Value
+    from torch_tpu.lowering.builder import Builder, Value
 
 # How a scalar travels in the int32 words of the scalar parameter; the order is that of the core's ScalarKind.
-_SCALAR_DTYPES = (
+SCALAR_DTYPES = (
     torch.float32,
     torch.float64,
     torch.int32,
@@ -65,11 +65,16 @@ def build(description: dict[str, Any]) -> _C.Executable:
     options = CompileOptions(device_ids=((client.devices[description["device"]].info.id,),)).encode()
 
     def build_module() -> tuple[str, Callable[[], _C.Executable]]:
-        version = ".".join(map(str, client.plugin.attributes["stablehlo_current_version"]))
-        module = lower(description, signatures, version)
+        module = lower(description, signatures, stablehlo_version(client))
         return cache.module_key(module, options, client), lambda: client.compile(module, "mlir", options)
 
     return cache.get_or_build(cache.trace_key(_trace(description, signatures), options, client), build_module)
+
+
+def stablehlo_version(client: _C.Client) -> str:
+    """The newest StableHLO that the plugin reads."""
+    version: Any = client.plugin.attributes["stablehlo_current_version"]
+    return ".".join(map(str, version))
 
 
 def _trace(description: dict[str, Any], signatures: dict[int, Signature]) -> bytes:
@@ -95,7 +100,7 @@ def lower(description: dict[str, Any], signatures: dict[int, Signature], version
         for id_, refs, first_word in description["nodes"]:
             signature = signatures[id_]
             operands = [results[node][index] for node, index in refs]
-            results.append(_lower_node(b, signature, operands, _Scalars(b, words, first_word)))
+            results.append(_lower_node(b, signature, operands, Scalars(b, words, first_word)))
         b.finish([_defined(results[node][index]) for node, index in description["outputs"]])
     return mlir.serialize(b.module, version)
 
@@ -105,13 +110,18 @@ def _defined(value: Value | None) -> Value:
     return value
 
 
-class _Scalars:
-    """Reads a node's scalars out of the program's scalar parameter, in order."""
+class Scalars:
+    """Reads scalars out of a program's scalar parameter, in order."""
 
     def __init__(self, b: Builder, words: Value | None, position: int) -> None:
         self._b = b
         self._words = words
         self._position = position
+
+    @staticmethod
+    def words(kind: torch.dtype) -> int:
+        """How many words a scalar takes."""
+        return _SCALAR_WORDS[kind]
 
     def take(self, kind: torch.dtype, dtype: torch.dtype, weak: bool) -> Value:
         value = self._read(kind).to(dtype)
@@ -136,7 +146,7 @@ class _Scalars:
         return b.bitcast_convert(raw, kind)
 
 
-def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], scalars: _Scalars) -> list[Value | None]:
+def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], scalars: Scalars) -> list[Value | None]:
     from torch_tpu.lowering import registry, view
     from torch_tpu.lowering.builder import TensorSpec
 
@@ -147,7 +157,7 @@ def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], 
         if kind == "tensor":
             return next(values)
         if kind == "scalar":
-            return scalars.take(_SCALAR_DTYPES[argument[1]], argument[2], argument[3])
+            return scalars.take(SCALAR_DTYPES[argument[1]], argument[2], argument[3])
         if kind == "list":
             return [decode(item) for item in argument[1]]
         return argument[1]

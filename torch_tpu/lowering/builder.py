@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+
+from torch_tpu.compiler import flags
 
 from . import dtypes
 from .value import Operand, TensorSpec, Value
@@ -71,7 +73,7 @@ class Builder:
         self.outputs = list(outputs)
         self.platform = platform
         self.default_dtype = default_dtype or torch.get_default_dtype()
-        self.matmul_precision = matmul_precision or torch.get_float32_matmul_precision()
+        self.matmul_precision = matmul_precision or flags.matmul_precision(torch.get_float32_matmul_precision())
         self.m: Any = mlir
         self.ir: Any = mlir.ir
         self.hlo: Any = mlir.hlo
@@ -82,10 +84,13 @@ class Builder:
     # ---- programs
 
     @contextlib.contextmanager
-    def program(self, inputs: Sequence[TensorSpec], aliases: Mapping[int, int] | None = None) -> Iterator[list[Value]]:
+    def program(
+        self, inputs: Sequence[TensorSpec], aliases: Mapping[int, int] | None = None, donors: Collection[int] = ()
+    ) -> Iterator[list[Value]]:
         """Open a module with one public function and yield its parameters; `finish` closes it as `self.module`.
 
         aliases: parameter index -> result index whose buffer may be reused (tf.aliasing_output).
+        donors: parameters whose buffers any result may take (jax.buffer_donor).
         """
         ir = self.ir
         types = [self._type(s.shape, s.dtype) for s in inputs]
@@ -94,14 +99,13 @@ class Builder:
             with ir.InsertionPoint(self.module.body):
                 self._main = self.m.func.FuncOp("main", (types, []))
             block = self._main.add_entry_block()
-            attrs = [
-                {} if aliases is None or i not in aliases else {"tf.aliasing_output": aliases[i]}
-                for i in range(len(types))
-            ]
             i32 = ir.IntegerType.get_signless(32)
-            self._main.attributes["arg_attrs"] = ir.ArrayAttr.get(
-                [ir.DictAttr.get({k: ir.IntegerAttr.get(i32, v) for k, v in a.items()}) for a in attrs]
-            )
+            attrs: list[dict[str, Any]] = [{} for _ in types]
+            for parameter, result in (aliases or {}).items():
+                attrs[parameter] = {"tf.aliasing_output": ir.IntegerAttr.get(i32, result)}
+            for parameter in donors:
+                attrs[parameter] = {"jax.buffer_donor": ir.BoolAttr.get(True)}
+            self._main.attributes["arg_attrs"] = ir.ArrayAttr.get([ir.DictAttr.get(a) for a in attrs])
             with ir.InsertionPoint(block):
                 yield [Value(self, a, s.shape, s.dtype) for a, s in zip(block.arguments, inputs)]
 
@@ -475,6 +479,13 @@ class Builder:
 
     def get_dimension_size(self, x: Value, dim: int) -> Value:
         return Value(self, self.hlo.get_dimension_size(x.ir, dim), (), torch.int32)
+
+    def set_dimension_size(self, x: Value, size: Value, dim: int) -> Value:
+        """Tell XLA that only the first `size` (int32) of a dim are elements. Its type keeps the padded size, which XLA
+        accepts: it finds out by itself what has dynamic sizes, for several dims at once, where MLIR's types could not.
+        """
+        op = self.hlo.SetDimensionSizeOp(x.ir, size.ir, dim, results=[self._type(x.shape, x.dtype)])
+        return Value(self, op.result, x.shape, x.dtype, x.weak)
 
     # ---- regions
 

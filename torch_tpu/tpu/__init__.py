@@ -7,7 +7,7 @@ from types import ModuleType
 from torch import Generator
 
 from torch_tpu import _C
-from torch_tpu.tpu import amp, cache, memory, modes, random, settings, streams
+from torch_tpu.tpu import amp, cache, compiler, memory, modes, random, settings, streams
 from torch_tpu.tpu.amp import get_amp_supported_dtype
 from torch_tpu.tpu.counts import metrics
 from torch_tpu.tpu.devices import (
@@ -67,7 +67,7 @@ from torch_tpu.tpu.streams import (
     stream,
 )
 
-SUBMODULES = ("amp", "cache", "memory", "random", "streams")
+SUBMODULES = ("amp", "cache", "compiler", "memory", "random", "streams")
 
 __all__ = [
     "DeviceProperties",
@@ -78,6 +78,7 @@ __all__ = [
     "StreamContext",
     "amp",
     "cache",
+    "compiler",
     "config",
     "current_device",
     "current_stream",

@@ -3,6 +3,7 @@
 import os
 from enum import Enum
 
+import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from torch_tpu import _C
@@ -56,7 +57,12 @@ def load_environment() -> None:
 
 def watch_optimizers() -> None:
     """The end of an optimizer's step is a boundary of fused programs."""
-    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: _C._step_done())
+    register_optimizer_step_post_hook(_after_step)
+
+
+def _after_step(optimizer: object, args: object, kwargs: object) -> None:
+    if not torch.compiler.is_compiling():  # a compiled step is a program of its own
+        _C._step_done()
 
 
 def _apply(mode: EagerMode) -> None:

@@ -1,0 +1,79 @@
+"""Plain ``torch.compile(model)``: graphs with tpu tensors come to this package, all others go to Inductor as before.
+
+The hook is `torch.compiler.set_default_backend`, PyTorch's own. It lives in torch._dynamo, which takes a second to
+import and which torch.compile imports by itself: so a finder waits for that import and sets the default then.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+_REGISTRY = "torch._dynamo.backends.registry"
+
+
+def default_backend(graph: Any, inputs: Sequence[Any], *, mode: str | None = None, options: Any = None) -> Any:
+    """What torch.compile uses when no backend is named."""
+    import torch
+
+    from .pieces import uses_tpu
+
+    if uses_tpu(graph, inputs):
+        from .backend import tpu
+
+        return tpu(graph, inputs, mode=mode, options=options)
+    inductor: Any = torch._TorchCompileInductorWrapper(mode, options, None)  # type: ignore[no-untyped-call]
+    return inductor(graph, inputs)
+
+
+def install() -> None:
+    """Make it the default backend, now or when torch._dynamo is imported."""
+    if _REGISTRY in sys.modules:
+        _set(sys.modules[_REGISTRY])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+def _set(registry: ModuleType) -> None:
+    from torch_tpu.dynamo import backend
+
+    if registry.get_default_backend() == "inductor":  # a default that somebody chose stays
+        registry.set_default_backend(default_backend)
+    if "tpu" not in registry._BACKENDS:  # known also where the package is not installed but on the path
+        registry.register_backend(backend, "tpu")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Acts once, when Dynamo's registry of backends is imported."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != _REGISTRY:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._loader.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _set(module)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(self._loader, name)  # get_source and the like
+        return found

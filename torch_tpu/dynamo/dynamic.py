@@ -1,0 +1,119 @@
+"""Graphs with symbolic sizes: one program for a bucket of sizes, told the true ones at each call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torch_tpu import _C
+
+from . import padded, programs
+from . import plan as planning
+from .options import Options
+from .plan import fake, tensors
+from .shapes import Sizes, bucket, expression, is_symbolic, shifted_symbol
+
+
+def is_dynamic(graph: GraphModule) -> bool:
+    """Whether sizes of the graph's inputs differ from call to call."""
+    values = [fake(node) for node in graph.graph.find_nodes(op="placeholder")]
+    return any(is_symbolic(v) or any(is_symbolic(s) for t in tensors(v) for s in t.shape) for v in values)
+
+
+@dataclass
+class _Entry:
+    """One set of true sizes."""
+
+    program: _C.CompiledProgram
+    extents: _C.CompiledExtents | None
+
+
+class DynamicProgram:
+    """A boxed callable that finds, or compiles, the program for the sizes of its arguments."""
+
+    def __init__(self, graph: GraphModule, device: int, kind: str, options: Options) -> None:
+        self._boxed_call = True
+        self.graph = graph
+        self.device = device
+        self.kind = kind
+        self.options = options
+        self.symbols, self._sources = _sources(graph)
+        self.reason = _why_exact(graph, options)
+        if self.reason:
+            programs.note_exact(kind, self.reason)
+        self._entries: dict[tuple[int, ...], _Entry] = {}
+        self._programs: dict[Any, _C.CompiledProgram] = {}
+
+    def __call__(self, arguments: list[Any]) -> Any:
+        sizes = tuple([arguments[i] if d < 0 else arguments[i].shape[d] for i, d in self._sources])
+        entry = self._entries.get(sizes)
+        if entry is None:
+            entry = self._entries[sizes] = self._specialise(sizes)
+        return entry.program(arguments, entry.extents)
+
+    def _specialise(self, values: tuple[int, ...]) -> _Entry:
+        true = Sizes(dict(zip(self.symbols, values)))
+        outside = self._plan(true)
+        if self.reason:
+            return _Entry(programs.finish(outside, self.kind, self.options), None)
+        limits = self._limits()
+        buckets = [min(self._bucket(v), limit) for v, limit in zip(values, limits)]
+        plan = self._plan(Sizes(dict(zip(self.symbols, buckets))), self.symbols)
+        leaving = [self._leaving(r.node, p.shape, true) for r, p in zip(outside.results, plan.results)]
+        plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, leaving)]
+        key = (tuple(buckets), tuple(leaving))
+        program = self._programs.get(key)
+        if program is None:
+            program = self._programs[key] = programs.finish(plan, self.kind, self.options)
+        logical = [(r.dtype, r.shape, r.strides) for r in outside.results]
+        return _Entry(program, _C.CompiledExtents(list(values), logical, outside.draws))
+
+    def _plan(self, sizes: Sizes, symbols: Sequence[Any] = ()) -> planning.Plan:
+        return planning.make(self.graph, self.device, self.options.donate, self.kind == "backward", sizes, symbols)
+
+    def _bucket(self, size: int) -> int:
+        return bucket(size, self.options.bucket_growth, self.options.bucket_minimum)
+
+    def _leaving(self, node: torch.fx.Node, dims: Sequence[int], true: Sizes) -> tuple[int, ...] | None:
+        """The dims of a result: those it has in the program, but buckets where a cache grows by some elements."""
+        shape = fake(node).shape
+        if not any(is_symbolic(s) for s in shape):
+            return None
+        return tuple(self._bucket(true(s)) if shifted_symbol(s) else d for s, d in zip(shape, dims))
+
+    def _limits(self) -> list[int]:
+        """The largest value of each symbol, by mark_dynamic(..., max=)."""
+        env = next((v.fake_mode.shape_env for v in self._fakes() if getattr(v, "fake_mode", None) is not None), None)
+        limits = []
+        for symbol in self.symbols:
+            upper = env.var_to_range[symbol].upper if env is not None and symbol in env.var_to_range else None
+            limits.append(int(upper) if upper is not None and upper.is_Integer else 2**31 - 1)
+        return limits
+
+    def _fakes(self) -> Any:
+        return itertools.chain.from_iterable(tensors(fake(n)) for n in self.graph.graph.nodes)
+
+
+def _sources(graph: GraphModule) -> tuple[list[Any], list[tuple[int, int]]]:
+    """The graph's symbols and where an argument tells each: (argument, -1) for a number, (argument, dim) for a size."""
+    found: dict[Any, tuple[int, int]] = {}
+    values = [fake(node) for node in graph.graph.find_nodes(op="placeholder")]
+    for i, value in enumerate(values):
+        if is_symbolic(value) and expression(value).is_Symbol:
+            found.setdefault(expression(value), (i, -1))
+    for i, value in enumerate(values):
+        for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
+            if is_symbolic(size) and expression(size).is_Symbol:
+                found.setdefault(expression(size), (i, d))
+    return list(found), list(found.values())
+
+
+def _why_exact(graph: GraphModule, options: Options) -> str:
+    if not options.pad_sizes:
+        return "option pad_sizes is off"
+    return next((reason for node in graph.graph.nodes if (reason := padded.why_not(node))), "")

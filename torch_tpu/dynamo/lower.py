@@ -1,0 +1,213 @@
+"""From an FX graph to a StableHLO module, node by node through the lowering registry.
+
+In a padded program some sizes are larger than the tensors: the true ones are parameters, and every value is marked
+with them (set_dimension_size), so that XLA itself leaves the padding out of reductions, products, sorts and joins.
+Rules see the padded sizes as plain ints. `padded` has what rules cannot do that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator, OpOverload
+from torch.fx import GraphModule, Node
+
+from torch_tpu.compiler import platform
+from torch_tpu.compiler.program import Scalars
+from torch_tpu.lowering import registry
+from torch_tpu.lowering.builder import Builder, TensorSpec, Value
+
+from .plan import COPY, Plan, attribute, draws, fake
+from .shapes import Sizes, expression, is_symbolic
+
+
+def module(plan: Plan, precision: str) -> Any:
+    """The StableHLO module of a plan."""
+    b = Builder(platform=platform.select().platform, matmul_precision=precision)
+    specs = [TensorSpec(p.shape, p.dtype) for p in plan.parameters if p.use == 0]
+    words = sum(Scalars.words(p.kind) for p in plan.parameters if p.use == 1) + 4 * len(plan.draws) + len(plan.symbols)
+    if words:
+        specs.append(TensorSpec((words,), torch.int32))
+    with b.program(specs, *_donations(plan)) as inputs:
+        scalars = Scalars(b, inputs[-1] if words else None, 0)
+        tensors = iter(inputs)
+        arguments: list[Any] = []
+        for p in plan.parameters:
+            if p.use == 0:
+                arguments.append(next(tensors))
+            else:
+                arguments.append(scalars.take(p.kind, p.dtype, p.weak) if p.use == 1 else None)
+        rngs = [scalars.pair(torch.uint64) for _ in plan.draws]
+        true = {symbol: scalars.take(torch.int32, torch.int32, False) for symbol in plan.symbols}
+        graph = Graph(b, plan.graph, plan.sizes, true, rngs)
+        graph.run(arguments)
+        results = [graph.env[r.node].to(r.dtype) for r in plan.results]
+        b.finish([v if r.padded is None else graph.leave(v, r.padded) for v, r in zip(results, plan.results)])
+    return b.module
+
+
+def _donations(plan: Plan) -> tuple[dict[int, int], list[int]]:
+    """Mutated inputs lend their buffer to what is written to them, other donors to whichever result fits."""
+    position: dict[int, int] = {}
+    for i, p in enumerate(plan.parameters):
+        if p.use == 0:
+            position[i] = len(position)
+    aliases: dict[int, int] = {}
+    for result, parameter in plan.writes:
+        p, r = plan.parameters[parameter], plan.results[result]
+        fits = p.donated and (p.shape, p.dtype) == (r.shape, r.dtype)
+        if fits and position[parameter] not in aliases and result not in aliases.values():
+            aliases[position[parameter]] = result
+    donors = [position[i] for i, p in enumerate(plan.parameters) if p.donated and position[i] not in aliases]
+    return aliases, donors
+
+
+class Extent(int):
+    """A size in a padded program: as an int the padded one, `true` the one at run time, an int32 Value."""
+
+    true: Value
+
+    @staticmethod
+    def of(padded: int, true: Value) -> Extent:
+        """The pair."""
+        extent = Extent(padded)
+        extent.true = true
+        return extent
+
+
+class Graph:
+    """Lowers the nodes of one graph into the program being built."""
+
+    def __init__(
+        self, b: Builder, graph: GraphModule, sizes: Sizes, true: dict[Any, Value], rngs: Sequence[Value]
+    ) -> None:
+        self.b = b
+        self.graph = graph
+        self.sizes = sizes
+        self.symbols = true
+        self.rngs = iter(rngs)
+        self.env: dict[Node, Any] = {}
+        self._true: dict[Any, Value] = {}
+
+    def run(self, arguments: Sequence[Any]) -> dict[Node, Any]:
+        """The value of every node."""
+        remaining = iter(arguments)
+        for node in self.graph.graph.nodes:
+            if node.op == "placeholder":
+                self.env[node] = self._marked(next(remaining), fake(node))
+            elif node.op == "get_attr":
+                self.env[node] = self._attribute(node)
+            elif node.op == "call_function":
+                self.env[node] = self._marked(self._call(node), fake(node))
+        return self.env
+
+    # ---- sizes
+
+    def extent(self, size: int | torch.SymInt) -> int:
+        """A size: an int, or an Extent where it differs from call to call."""
+        if not self.symbols or not is_symbolic(size):
+            return self.sizes(size)
+        return Extent.of(self.sizes(size), self._size(expression(size)))
+
+    def _size(self, e: Any) -> Value:
+        found = self._true.get(e)
+        if found is None:
+            found = self._true[e] = self._lower_size(e)
+        return found
+
+    def _lower_size(self, e: Any) -> Value:
+        b = self.b
+        if e.is_Symbol:
+            return self.symbols[e]
+        if e.is_Integer:
+            return b.full((), int(e), torch.int32)
+        arguments = [self._size(a) for a in e.args]
+        name = type(e).__name__
+        if name == "Pow" and e.args[1].is_Integer:
+            arguments = [arguments[0]] * int(e.args[1])
+        combine = {
+            "Add": b.add, "Mul": b.multiply, "Pow": b.multiply, "FloorDiv": b.divide, "CleanDiv": b.divide,
+            "Mod": b.remainder, "PythonMod": b.remainder, "Max": b.maximum, "Min": b.minimum,
+        }.get(name)  # fmt: skip
+        if combine is None:
+            raise NotImplementedError(f"a size that is {e}")
+        result = arguments[0]
+        for argument in arguments[1:]:
+            result = combine(result, argument)
+        return result
+
+    def mark(self, x: Value, shape: Sequence[Any]) -> Value:
+        """The value with its true sizes."""
+        for d, size in enumerate(shape):
+            if self.symbols and is_symbolic(size):
+                x = self.b.set_dimension_size(x, self._size(expression(size)), d)
+        return x
+
+    def whole(self, x: Value) -> Value:
+        """The value with its padding as if that were elements."""
+        for d, size in enumerate(x.shape):
+            x = self.b.set_dimension_size(x, self.b.full((), size, torch.int32), d)
+        return x
+
+    def leave(self, x: Value, dims: Sequence[int]) -> Value:
+        """The value as it leaves the program: unmarked, under these dims."""
+        x = self.whole(x)
+        low = [0] * x.ndim
+        cut = [min(a, b) for a, b in zip(x.shape, dims)]
+        return self.b.pad(self.b.slice(x, low, cut), 0, low, [d - c for d, c in zip(dims, cut)])
+
+    def _marked(self, result: Any, value: Any) -> Any:
+        if not self.symbols:
+            return result
+        if isinstance(value, torch.SymInt):
+            return self.extent(value)
+        if isinstance(result, Value) and isinstance(value, torch.Tensor):
+            return self.mark(result, value.shape)
+        if isinstance(result, list | tuple) and isinstance(value, list | tuple):
+            return [self._marked(r, v) for r, v in zip(result, value)]
+        return result
+
+    # ---- nodes
+
+    def _attribute(self, node: Node) -> Any:
+        found = attribute(self.graph, str(node.target))
+        return found if isinstance(found, GraphModule) else self.b.constant(found.detach().cpu(), found.dtype)
+
+    def _call(self, node: Node) -> Any:
+        if isinstance(fake(node), torch.SymInt):
+            return None  # _marked knows what it is
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
+        target = node.target
+        if target is COPY:
+            return args[1]
+        if isinstance(target, HigherOrderOperator):
+            raise NotImplementedError(f"no lowering of {target}")
+        if not isinstance(target, OpOverload):
+            return target(*args, **kwargs)  # type: ignore[operator]
+        specs = [
+            TensorSpec(self.sizes.shape(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None
+            for t in registry.flatten(fake(node))
+        ]
+        if self.symbols:
+            from . import padded
+
+            special = padded.HANDLERS.get(target)
+            if special is not None:
+                return special(self, node, specs, *args, **kwargs)
+            args, kwargs = padded.numbers_at_run_time(self.b, target, args, kwargs)
+        return self.lower(node, args, kwargs, specs)
+
+    def lower(self, node: Node, args: Any, kwargs: Any, specs: Sequence[TensorSpec | None]) -> Any:
+        """One op by its rule."""
+        op = node.target
+        assert isinstance(op, OpOverload)
+        if draws(node):
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
+            kwargs["rng"] = next(self.rngs)
+        results = registry.lower_op(self.b, op, args, kwargs, specs)
+        rule = registry.rule_for(op)
+        if rule is not None and rule.mutates:  # functional graphs have no use for the hidden results
+            return tuple(results[: len(specs)])
+        return results

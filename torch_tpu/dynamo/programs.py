@@ -1,0 +1,148 @@
+"""From a planned graph to something that can be called: the executable, from the cache or compiled, and its record."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from torch_tpu import _C
+from torch_tpu.compiler import cache, flags
+from torch_tpu.compiler.options import CompileOptions, OptionValue
+from torch_tpu.compiler.program import SCALAR_DTYPES, stablehlo_version
+
+from . import plan as planning
+from .options import Options
+from .plan import Plan
+
+KEPT = 64  # records of the latest programs
+
+
+@dataclass(frozen=True)
+class ProgramRecord:
+    """One compiled graph, for looking into; what is expensive is made when asked for."""
+
+    kind: str
+    """inference, forward or backward."""
+    fx: str
+    precision: str
+    plan: Plan
+    executable: _C.Executable
+    compiler_options: Mapping[str, OptionValue]
+
+    @functools.cached_property
+    def stablehlo(self) -> str:
+        """The module as text."""
+        from . import lower
+
+        return str(lower.module(self.plan, self.precision))
+
+    @property
+    def optimized_hlo(self) -> str:
+        """The program as the compiler left it."""
+        from torch_tpu.compiler import hlo
+
+        return hlo.text(self.executable)
+
+    @property
+    def cost(self) -> dict[str, Any]:
+        """The compiler's cost analysis; which keys there are depends on the plugin."""
+        return dict(self.executable.cost_analysis())
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes of arguments, results, temporaries and code."""
+        return dict(self.executable.memory_stats())
+
+    def __repr__(self) -> str:
+        nodes, plan = len(self.plan.graph.graph.nodes), self.plan
+        return f"<{self.kind} program: {nodes} nodes, {len(plan.parameters)} parameters, {len(plan.results)} results>"
+
+
+_records: collections.deque[ProgramRecord] = collections.deque(maxlen=KEPT)
+_lock = threading.Lock()
+
+
+def last_programs() -> list[ProgramRecord]:
+    """The programs that torch.compile made last, the newest last."""
+    with _lock:
+        return list(_records)
+
+
+_exact: list[str] = []
+
+
+def note_exact(kind: str, reason: str) -> None:
+    """Remember why a graph with symbolic sizes is compiled for each set of sizes."""
+    _C._count("compile.exact_shapes")
+    _exact.append(f"{kind}: {reason}")
+
+
+def exact_reasons() -> list[str]:
+    """Why graphs with symbolic sizes were compiled for exact sizes."""
+    return list(_exact)
+
+
+def precision_of(options: Options) -> str:
+    """The precision of the graph's float32 products."""
+    return options.matmul_precision or flags.matmul_precision(torch.get_float32_matmul_precision())
+
+
+def build(graph: GraphModule, device: int, kind: str, options: Options) -> _C.CompiledProgram:
+    """The callable of a graph all of whose nodes can be lowered and whose sizes are known."""
+    return finish(planning.make(graph, device, options.donate, kind == "backward"), kind, options)
+
+
+def finish(plan: Plan, kind: str, options: Options) -> _C.CompiledProgram:
+    """The callable of a plan."""
+    executable, chosen = _executable(plan, options)
+    fx = plan.graph.print_readable(print_output=False)
+    record = ProgramRecord(kind, fx, precision_of(options), plan, executable, chosen)
+    with _lock:
+        _records.append(record)
+    program = _C.CompiledProgram(
+        executable=executable,
+        device=plan.device,
+        name=f"torch.compile {kind}",
+        parameters=[
+            (p.use, SCALAR_DTYPES.index(p.kind), p.donated, p.shape if p.padded else ()) for p in plan.parameters
+        ],
+        results=[(r.dtype, r.shape if r.padded is None else r.padded, r.strides) for r in plan.results],
+        writes=plan.writes,
+        outputs=plan.outputs,
+        draws=plan.draws,
+    )
+    program._boxed_call = True  # AOTAutograd hands it a list, which it empties
+    return program
+
+
+def _executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str, OptionValue]]:
+    client = _C.default_client()
+    precision = precision_of(options)
+    device_ids = ((client.devices[plan.device].info.id,),)
+    words = planning.fingerprint(plan) + repr((precision, torch.get_default_dtype())).encode()
+
+    def compile_with(overrides: Mapping[str, OptionValue]) -> _C.Executable:
+        encoded = CompileOptions(device_ids=device_ids, overrides=overrides).encode()
+
+        def build_module() -> tuple[str, Callable[[], _C.Executable]]:
+            module = artifact()
+            return cache.module_key(module, encoded, client), lambda: client.compile(module, "mlir", encoded)
+
+        return cache.get_or_build(cache.trace_key(b"fx" + words, encoded, client), build_module)
+
+    @functools.cache
+    def artifact() -> bytes:
+        from torch_tpu.lowering import mlir
+
+        from . import lower
+
+        return mlir.serialize(lower.module(plan, precision), stablehlo_version(client))
+
+    return compile_with(options.compiler_options), options.compiler_options

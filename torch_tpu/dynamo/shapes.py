@@ -1,0 +1,52 @@
+"""Symbolic sizes: what they are at one call, and the padded sizes that programs are compiled for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Gives every symbolic size a number."""
+
+    values: Mapping[Any, int] = field(default_factory=dict)
+
+    def __call__(self, size: int | torch.SymInt) -> int:
+        """The number that a size has when its symbols have theirs."""
+        if isinstance(size, int):
+            return size
+        return int(expression(size).xreplace(dict(self.values)))
+
+    def shape(self, shape: Any) -> tuple[int, ...]:
+        """A whole shape in numbers."""
+        return tuple(self(s) for s in shape)
+
+
+def expression(size: int | torch.SymInt) -> Any:
+    """The sympy expression of a size."""
+    import sympy
+
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr
+
+
+def is_symbolic(size: Any) -> bool:
+    """Whether a size is not the same at every call."""
+    return isinstance(size, torch.SymInt) and bool(expression(size).free_symbols)
+
+
+def bucket(size: int, growth: float, minimum: int) -> int:
+    """The least padded size that holds `size`: minimum, then each `growth` times the one before."""
+    padded = minimum
+    while padded < size:
+        padded = max(padded + 1, int(padded * growth))
+    return padded
+
+
+def shifted_symbol(size: Any) -> bool:
+    """Whether a size is a symbol plus a constant: such results get buckets of their own, as a growing cache needs."""
+    found = expression(size)
+    return bool(found.is_Add) and len(found.free_symbols) == 1 and (found - next(iter(found.free_symbols))).is_Integer
