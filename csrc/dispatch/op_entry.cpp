@@ -97,6 +97,7 @@ void OpEntry::resolve() {
     random = !drawn.is(py::bool_(false));
     if (py::isinstance<py::str>(drawn)) probability = *op.schema().argumentIndexWithName(drawn.cast<std::string>());
     wide = resolution.attr("wide").cast<bool>();
+    counted = functional == "aten::arange" || functional == "aten::range";
   } else if (resolved == "python") {
     result = OpKind::kPython;
     python = resolution.attr("fn").cast<py::object>().release().ptr();

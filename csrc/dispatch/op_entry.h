@@ -44,6 +44,7 @@ struct OpEntry {
   bool random = false;
   int probability = -1;              // the parameter whose zero means that nothing is drawn
   bool wide = false;                 // its scalars travel in double precision
+  bool counted = false;              // the size of its result follows from its numbers
   bool cpu_tensors_allowed = false;  // index tensors may live on the host
   c10::DispatchKey composite = c10::DispatchKey::Undefined;
   PyObject* python = nullptr;  // a function over tensors; lives as long as the process

@@ -39,7 +39,8 @@ struct Call {
   c10::SmallVector<at::Tensor, 2> uploaded;         // host index tensors, moved to the device
   c10::SmallVector<const c10::IValue*, 8> numbers;  // runtime scalars and 0-d host tensors, in order
   bool wide = false;                                // scalars travel in double precision
-  c10::DeviceIndex device = -1;
+  c10::DeviceIndex device = -1;                     // of the tensors
+  c10::DeviceIndex wanted = -1;                     // what a device argument asks for
 
   void add_tensor(const c10::IValue& value, bool out);
   void add_static(const c10::IValue& value);
@@ -135,6 +136,16 @@ void Call::add_static(const c10::IValue& value) {
   }
 }
 
+c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter);
+
+uint64_t count_of_result(OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
+  Stack meta;
+  for (size_t i = 0; i < arguments.size(); ++i) meta.push_back(meta_argument(arguments[i], entry.parameters[i]));
+  at::AutoDispatchBelowADInplaceOrView guard;
+  entry.op.callBoxed(&meta);
+  return static_cast<uint64_t>(meta[0].toTensor().numel());
+}
+
 void encode(Call& call, c10::ArrayRef<c10::IValue> arguments) {
   // The default dtype decides results such as that of a true division of integers.
   call.key.push_back(call.entry.id);
@@ -176,10 +187,15 @@ void encode(Call& call, c10::ArrayRef<c10::IValue> arguments) {
       case ParameterKind::kGenerator:
         call.key.push_back(tag(kGeneratorTag));
         break;
+      case ParameterKind::kDevice:
+        call.add_static(value);
+        if (value.isDevice()) call.wanted = value.toDevice().has_index() ? value.toDevice().index() : current_device();
+        break;
       default:
         call.add_static(value);
     }
   }
+  if (call.entry.counted) call.key.push_back(count_of_result(call.entry, arguments));
   // Nothing says which precision a factory needs.
   if (call.inputs.empty() && call.device < 0) call.wide = true;
 }
@@ -438,6 +454,26 @@ void draw_random(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, con
   push_words(words, offset);
 }
 
+// Raises what Python raised, past the C++ frames up to the user's line.
+[[noreturn]] void rethrow(pybind11::error_already_set& error) {
+  error.restore();
+  python_error persistent;
+  persistent.persist();
+  throw persistent;
+}
+
+// Debug mode on request: an index out of bounds, which a program would clamp, is an error at the call.
+void check_indices(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
+  pybind11::gil_scoped_acquire gil;
+  try {
+    pybind11::tuple values(arguments.size());
+    for (size_t i = 0; i < arguments.size(); ++i) values[i] = torch::jit::toPyObject(arguments[i]);
+    pybind11::module_::import("torch_tpu.compiler.debug").attr("check_indices")(entry.functional, values);
+  } catch (pybind11::error_already_set& error) {
+    rethrow(error);
+  }
+}
+
 void call_python(OpEntry& entry, Stack* stack) {
   const auto& schema = entry.op.schema();
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
@@ -463,10 +499,7 @@ void call_python(OpEntry& entry, Stack* stack) {
       for (pybind11::handle item : result) stack->push_back(torch::jit::toIValue(item, returns[i++].real_type()));
     }
   } catch (pybind11::error_already_set& error) {
-    error.restore();
-    python_error persistent;
-    persistent.persist();
-    throw persistent;
+    rethrow(error);
   }
 }
 
@@ -474,11 +507,17 @@ void record_node(OpEntry& entry, Stack* stack) {
   const size_t nargs = entry.parameters.size();
   const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - nargs, nargs);
   Recorder& recorder = Recorder::get();
+  if (C10_UNLIKELY(recorder.mode() == EagerMode::kDebug && recorder.debug_check_index)) check_indices(entry, arguments);
   auto lock = recorder.lock();
 
   Call call(entry);
   encode(call, arguments);
-  if (call.device < 0) call.device = current_device();
+  if (C10_UNLIKELY(call.wanted >= 0 && call.device >= 0 && call.wanted != call.device)) {
+    lock.unlock();  // Tensor.new_full, torch.zeros_like and such, for another device than the tensor's
+    entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
+    return;
+  }
+  if (call.device < 0) call.device = call.wanted >= 0 ? call.wanted : current_device();
   const uint64_t hash = hash_words(call.key.data(), call.key.size());
   const Signature* signature = recorder.signatures.find(call.key, hash);
   if (signature == nullptr) signature = &make_signature(call, arguments, hash);

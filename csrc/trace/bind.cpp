@@ -103,10 +103,10 @@ void bind_trace(py::module_& m) {
   m.def("_set_eager_mode", [](EagerMode mode) { Recorder::get().set_mode(mode); });
   m.def("_set_debug_check_nan", [](bool on) { Recorder::get().debug_check_nan = on; });
   m.def("_step_done", [] { Recorder::get().step_done(); });
-  m.def("_set_caps", [](size_t nodes, size_t bytes) {
-    Recorder::get().max_nodes = nodes;
-    Recorder::get().max_bytes = bytes;
-  });
+  m.def("_set_debug_check_index", [](bool on) { Recorder::get().debug_check_index = on; });
+  m.def("_set_debug_check_memory", [](bool on) { Recorder::get().debug_check_memory = on; });
+  m.def("_set_fused_max_nodes", [](size_t nodes) { Recorder::get().max_nodes = nodes; });
+  m.def("_set_fused_max_bytes", [](size_t bytes) { Recorder::get().max_bytes = bytes; });
   m.def("_launch_log", [] {
     auto lock = Recorder::get().lock();
     py::list records;

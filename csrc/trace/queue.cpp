@@ -107,8 +107,8 @@ class ScalarBuffers {
     if (found != buffers_.end()) return found->second.get();
     if (buffers_.size() >= kCapacity) buffers_.clear();
     const int64_t dim = static_cast<int64_t>(words.size());
-    pjrt::Buffer buffer = client().buffer_from_host(words.data(), PJRT_Buffer_Type_S32, &dim, 1,
-                                                    torch_tpu::device(device).get());
+    pjrt::Buffer buffer =
+        client().buffer_from_host(words.data(), PJRT_Buffer_Type_S32, &dim, 1, torch_tpu::device(device).get());
     return buffers_.emplace(key_, std::move(buffer)).first->second.get();
   }
 
@@ -273,32 +273,50 @@ class DispatchThread {
     return nullptr;
   }
 
+  // Counts the programs that a marker waits for. Markers finish in their order: a callback of the plugin may come late.
+  struct Countdown {
+    std::atomic<int64_t> left;
+    std::shared_ptr<Marker> marker;
+  };
+  struct Unfinished {
+    std::mutex mutex;
+    std::deque<std::shared_ptr<Countdown>> markers;
+
+    void one_less(Countdown& countdown) {
+      if (countdown.left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+      {
+        std::lock_guard<std::mutex> lock(mutex);
+        while (!markers.empty() && markers.front()->left.load(std::memory_order_acquire) == 0) {
+          Marker& marker = *markers.front()->marker;
+          marker.time_ns = Clock::now().time_since_epoch().count();
+          marker.finished.store(true, std::memory_order_release);
+          markers.pop_front();
+        }
+      }
+      wakeups().notify();
+    }
+  };
+
   // Finishes the marker once every launched program has finished.
   void complete(std::shared_ptr<Marker> marker) {
-    struct Countdown {
-      std::atomic<int64_t> left;
-      std::shared_ptr<Marker> marker;
-      void done() {
-        if (left.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
-        marker->time_ns = Clock::now().time_since_epoch().count();
-        marker->finished.store(true, std::memory_order_release);
-        wakeups().notify();
-      }
-    };
     auto countdown = std::make_shared<Countdown>();
     countdown->left = static_cast<int64_t>(outstanding_.size()) + 1;
     countdown->marker = std::move(marker);
+    {
+      std::lock_guard<std::mutex> lock(unfinished_.mutex);
+      unfinished_.markers.push_back(countdown);
+    }
     for (const pjrt::Event& event : outstanding_) {
-      event.on_ready([countdown](const pjrt::Error* error) {
+      event.on_ready([this, countdown](const pjrt::Error* error) {
         if (error != nullptr) {
           auto failure = std::make_shared<Failure>();
           failure->message = error->what();
           note_failure(failure);
         }
-        countdown->done();
+        unfinished_.one_less(*countdown);
       });
     }
-    countdown->done();
+    unfinished_.one_less(*countdown);
   }
 
  public:
@@ -334,6 +352,7 @@ class DispatchThread {
   std::vector<PJRT_Buffer*> arguments_;
   std::vector<PJRT_Buffer*> results_;
   std::deque<pjrt::Event> outstanding_;
+  Unfinished unfinished_;
   ScalarBuffers scalars_;
   Counter& launches_ = counter("launches");
 

@@ -14,6 +14,9 @@
 namespace torch_tpu {
 namespace {
 
+// A host that takes longer than this to its next op (it loads data) should not keep the device idle.
+constexpr auto kIdleStep = std::chrono::milliseconds(5);
+
 // Ids of the core's own nodes in signature keys; aten ops count up from 0.
 enum Internal : uint64_t { kStridedRead = 1ull << 40, kStridedWrite, kConvert, kZeros, kResize };
 
@@ -57,6 +60,12 @@ std::string describe(const Signature& signature) {
   const std::string site = user_site();
   if (!site.empty()) text << " at " << site;
   return text.str();
+}
+
+// Waits for the program; true if it compiled.
+bool wait_for(Program& program) {
+  WithoutGil released;
+  return program.wait() == Program::State::kReady;
 }
 
 template <typename T>
@@ -329,6 +338,7 @@ Values Recorder::emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs
                       c10::DeviceIndex device) {
   Stream& stream = streams_[device];
   if (C10_UNLIKELY(stream.step_done)) {
+    if (Clock::now() - stream.step_time > kIdleStep && ++stream.idle_steps >= 2) stream.flush_steps = true;
     // The inputs are values of the trace that ends here: they stay alive as inputs of the next one.
     c10::SmallVector<Holder, 8> held;
     for (const ValuePtr& input : inputs) held.emplace_back(input);
@@ -341,7 +351,16 @@ Values Recorder::emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs
 
 void Recorder::step_done() {
   auto locked = lock();
-  for (Stream& stream : streams_) stream.step_done = !stream.trace.nodes.empty();
+  for (size_t d = 0; d < streams_.size(); ++d) {
+    Stream& stream = streams_[d];
+    if (stream.trace.nodes.empty()) continue;
+    if (stream.flush_steps) {
+      flush(static_cast<c10::DeviceIndex>(d), FlushReason::kStep);
+    } else {
+      stream.step_done = true;
+      stream.step_time = Clock::now();
+    }
+  }
 }
 
 void Recorder::boundary(c10::DeviceIndex device) {
@@ -349,7 +368,8 @@ void Recorder::boundary(c10::DeviceIndex device) {
   stream.trace.next_starts_op = true;
   switch (mode()) {
     case EagerMode::kStrict:
-      return flush(device, FlushReason::kOp);
+      flush(device, FlushReason::kOp);
+      return;
     case EagerMode::kDebug:
       return flush_and_check(device);
     case EagerMode::kFused:
@@ -367,10 +387,17 @@ void Recorder::boundary(c10::DeviceIndex device) {
 void Recorder::flush_and_check(c10::DeviceIndex device) {
   const std::vector<Node> nodes = streams_[device].trace.nodes;
   if (nodes.empty()) return;
-  flush(device, FlushReason::kOp);
+  Program* program = flush(device, FlushReason::kOp);
   const auto is_aten = [](const Node& node) { return node.signature->op.rfind("torch_tpu::", 0) != 0; };
   const auto main = std::find_if(nodes.begin(), nodes.end(), is_aten);
   const Signature& signature = *(main == nodes.end() ? nodes.back() : *main).signature;
+  if (debug_check_memory && program != nullptr && wait_for(*program)) {
+    const size_t temporary = static_cast<size_t>(program->executable->memory_stats()["temp_bytes"]);
+    const size_t allocated = static_cast<size_t>(memory::stats(device).bytes.current);
+    TORCH_CHECK_WITH(OutOfMemoryError, allocated + temporary <= memory::limit(device), temporary,
+                     " bytes of temporary memory do not fit beside ", allocated, " bytes of tensors within the limit of ",
+                     memory::limit(device), "\nin ", describe(signature), "\n", memory::report(device));
+  }
   for (const Node& node : nodes) {
     for (const ValuePtr& value : node.outputs) {
       if (!value || value->state.load() == Value::State::kPending) continue;  // dead: it was never computed
@@ -391,25 +418,32 @@ void Recorder::flush_all(FlushReason reason) {
 }
 
 // A natural boundary: all that is recorded goes, and the stream starts anew.
-void Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
+Program* Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
   Stream& stream = streams_[device];
   stream.step_done = false;
-  if (stream.trace.nodes.empty()) return;
-  launch(std::exchange(stream.trace, Trace()), device, reason);
+  if (stream.trace.nodes.empty()) return nullptr;
   stream.repetition.restart();
+  return launch(std::exchange(stream.trace, Trace()), device, reason);
 }
 
 // Hands over the first `count` nodes of a stream that goes on.
 void Recorder::hand_over(c10::DeviceIndex device, size_t count, FlushReason reason) {
   Stream& stream = streams_[device];
-  Trace piece = count == stream.trace.nodes.size() ? std::exchange(stream.trace, Trace()) : stream.trace.split(count);
+  std::vector<bool> first(stream.trace.nodes.size());
+  std::fill_n(first.begin(), count, true);
+  Trace piece = count == first.size() ? std::exchange(stream.trace, Trace()) : stream.trace.extract(first);
   stream.repetition.handed_over(count);
   launch(std::move(piece), device, reason);
 }
 
-void Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) {
+Program* Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) {
   Outputs outputs = live_outputs(piece);
-  if (outputs.refs.empty()) return;
+  if (outputs.refs.empty()) return nullptr;
+  const std::vector<bool> initial = initialisations(piece, outputs);
+  if (!initial.empty() && mode() == EagerMode::kFused) {
+    launch(piece.extract(initial), device, reason);
+    outputs = live_outputs(piece);
+  }
   count(*flushes_[static_cast<size_t>(reason)]);
   auto work = std::make_unique<Launch>();
   work->program = programs_.find_or_compile(piece, outputs, device, flush_reason_name(reason));
@@ -418,7 +452,9 @@ void Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) 
   for (const ValuePtr& value : outputs.values) value->state.store(Value::State::kQueued, std::memory_order_release);
   work->outputs.assign(std::make_move_iterator(outputs.values.begin()), std::make_move_iterator(outputs.values.end()));
   work->replaced = std::move(outputs.replaced);
+  Program* program = work->program;
   enqueue_launch(std::move(work));
+  return program;
 }
 
 }  // namespace torch_tpu

@@ -3,6 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -66,7 +67,7 @@ class Recorder {
 
   // The end of one aten op: where strict and debug mode hand over, and fused mode looks at its caps.
   void boundary(c10::DeviceIndex device);
-  void flush(c10::DeviceIndex device, FlushReason reason);
+  Program* flush(c10::DeviceIndex device, FlushReason reason);  // nullptr if there was nothing to run
   void flush_all(FlushReason reason);
   bool empty(c10::DeviceIndex device) { return streams_[device].trace.nodes.empty(); }
   // The optimizer has stepped: a boundary, once the next op is recorded. By then the gradients, dead, are no outputs.
@@ -74,7 +75,10 @@ class Recorder {
   const std::deque<LaunchRecord>& launch_log() const { return programs_.log(); }
 
   SignatureTable signatures;
+  // What debug mode looks at after each op, on request.
   std::atomic<bool> debug_check_nan{false};
+  std::atomic<bool> debug_check_index{false};
+  std::atomic<bool> debug_check_memory{false};
   // Caps of a fused program: beyond them compiling gets slower faster than running gets faster.
   std::atomic<size_t> max_nodes{8192};
   std::atomic<size_t> max_bytes{size_t{16} << 30};
@@ -85,7 +89,11 @@ class Recorder {
     Trace trace;
     Repetition repetition;
     bool step_done = false;
+    std::chrono::steady_clock::time_point step_time;
+    int idle_steps = 0;
+    bool flush_steps = false;  // at once, not at the next op: gradients become outputs, but the device is not idle
   };
+  using Clock = std::chrono::steady_clock;
 
   Recorder();
   ValuePtr base_value(DeviceStorage* storage, c10::ScalarType dtype);
@@ -99,10 +107,10 @@ class Recorder {
   const Signature& resize_signature(const Value& base, c10::IntArrayRef base_strides, size_t count);
   void flush_and_check(c10::DeviceIndex device);
   void hand_over(c10::DeviceIndex device, size_t count, FlushReason reason);
-  void launch(Trace piece, c10::DeviceIndex device, FlushReason reason);
+  Program* launch(Trace piece, c10::DeviceIndex device, FlushReason reason);
 
   std::recursive_mutex mutex_;
-  std::atomic<EagerMode> mode_{EagerMode::kStrict};
+  std::atomic<EagerMode> mode_{EagerMode::kFused};
   std::vector<Stream> streams_;  // by device
   ProgramTable programs_;
   Counter* flushes_[static_cast<size_t>(FlushReason::kCount)];

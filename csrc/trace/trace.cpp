@@ -1,6 +1,8 @@
 #include "trace.h"
 
 #include <algorithm>
+#include <string>
+#include <unordered_set>
 
 namespace torch_tpu {
 
@@ -61,38 +63,38 @@ void Trace::replaced(Value& value, const Value& old) const {
   }
 }
 
-Trace Trace::split(size_t count) {
-  Trace rest;
-  rest.next_starts_op = next_starts_op;
-  const size_t kept_refs = count < nodes.size() ? nodes[count].first_ref : refs.size();
-  const size_t kept_scalars = count < nodes.size() ? nodes[count].first_scalar : scalars.size();
-  for (size_t n = count; n < nodes.size(); ++n) {
-    Values node_inputs;
-    for (size_t r = nodes[n].first_ref; r < refs_end(n); ++r) node_inputs.push_back(at(refs[r]));
-    const size_t end = n + 1 < nodes.size() ? nodes[n + 1].first_scalar : scalars.size();
-    rest.append_node(*nodes[n].signature, node_inputs,
-                     c10::ArrayRef<int32_t>(scalars.data() + nodes[n].first_scalar, scalars.data() + end),
-                     nodes[n].outputs, nodes[n].starts_op);
-  }
-  for (const Node& node : rest.nodes) {
+void Trace::append_from(const Trace& other, size_t n) {
+  Values node_inputs;
+  for (size_t r = other.nodes[n].first_ref; r < other.refs_end(n); ++r) node_inputs.push_back(other.at(other.refs[r]));
+  const size_t end = n + 1 < other.nodes.size() ? other.nodes[n + 1].first_scalar : other.scalars.size();
+  const c10::ArrayRef<int32_t> words(other.scalars.data() + other.nodes[n].first_scalar, other.scalars.data() + end);
+  append_node(*other.nodes[n].signature, node_inputs, words, other.nodes[n].outputs, other.nodes[n].starts_op);
+}
+
+// The nodes came from `other`, in whose numbers their values still name what they replaced.
+void Trace::renumber_replaced(const Trace& other) {
+  for (const Node& node : nodes) {
     for (const ValuePtr& value : node.outputs) {
       if (!value || value->replaces == Value::kNothing) continue;
-      const ValuePtr& old = at(Ref::of(value->replaces));
-      value->replaces = old->epoch == rest.epoch ? Ref{old->producer, old->number}.word() : Value::kNothing;
+      const ValuePtr& old = other.at(Ref::of(value->replaces));
+      value->replaces = old->epoch == epoch ? Ref{old->producer, old->number}.word() : Value::kNothing;
     }
   }
-  const size_t kept_words = count < nodes.size() ? nodes[count].first_word : key.size();
-  nodes.resize(count);
-  refs.resize(kept_refs);
-  scalars.resize(kept_scalars);
-  key.resize(kept_words);
-  uint32_t used = 0;
-  for (const Ref& ref : refs) {
-    if (ref.node == 0) used = std::max(used, ref.index + 1);
+}
+
+Trace Trace::extract(const std::vector<bool>& marked) {
+  Trace moved, rest;
+  rest.next_starts_op = next_starts_op;
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (marked[n]) moved.append_from(*this, n);
   }
-  inputs.resize(used);
-  std::swap(*this, rest);
-  return rest;
+  moved.renumber_replaced(*this);
+  for (size_t n = 0; n < nodes.size(); ++n) {
+    if (!marked[n]) rest.append_from(*this, n);
+  }
+  rest.renumber_replaced(*this);
+  *this = std::move(rest);
+  return moved;
 }
 
 Outputs live_outputs(const Trace& trace) {
@@ -111,7 +113,11 @@ Outputs live_outputs(const Trace& trace) {
   std::vector<bool> taken(trace.inputs.size());
   for (size_t o = 0; o < outputs.refs.size(); ++o) {
     uint64_t word = outputs.values[o]->epoch == trace.epoch ? outputs.values[o]->replaces : Value::kNothing;
-    while (word != Value::kNothing && Ref::of(word).node != 0) word = trace.at(Ref::of(word))->replaces;
+    while (word != Value::kNothing && Ref::of(word).node != 0) {
+      const Ref root = Ref::of(word);
+      word = trace.at(root)->replaces;
+      if (word == Value::kNothing) outputs.initial.push_back(root.node - 1);
+    }
     outputs.replaced.push_back(word == Value::kNothing ? -1 : static_cast<int32_t>(Ref::of(word).index));
     if (word == Value::kNothing) continue;
     const uint32_t index = Ref::of(word).index;
@@ -124,6 +130,22 @@ Outputs live_outputs(const Trace& trace) {
     outputs.donations.emplace_back(index, static_cast<uint32_t>(o));
   }
   return outputs;
+}
+
+std::vector<bool> initialisations(const Trace& trace, const Outputs& outputs) {
+  static const std::unordered_set<std::string> constant{"aten::zeros_like", "aten::ones_like", "aten::full_like",
+                                                        "aten::zeros",      "aten::ones",      "aten::full",
+                                                        "aten::zero",       "aten::fill",      "torch_tpu::zeros"};
+  std::vector<bool> marked;
+  for (uint32_t n : outputs.initial) {
+    if (constant.count(trace.nodes[n].signature->op) == 0) continue;
+    bool apart = true;
+    for (size_t r = trace.nodes[n].first_ref; r < trace.refs_end(n); ++r) apart &= trace.refs[r].node == 0;
+    if (!apart) continue;
+    marked.resize(trace.nodes.size());
+    marked[n] = true;
+  }
+  return marked;
 }
 
 }  // namespace torch_tpu

@@ -27,8 +27,8 @@ struct Trace {
   // Appends a node; its results are one value per signature output, nullptr for an undefined one.
   const Values& append(const Signature& signature, c10::ArrayRef<ValuePtr> inputs, c10::ArrayRef<int32_t> scalars,
                        c10::DeviceIndex device);
-  // Moves the first `count` nodes into a trace of their own; the rest is renumbered.
-  Trace split(size_t count);
+  // Moves the marked nodes, which read no result of the others, into a trace of their own, to run before the rest.
+  Trace extract(const std::vector<bool>& marked);
   // Remembers that `value`, a result of this trace, took the place of `old` in a storage.
   void replaced(Value& value, const Value& old) const;
   // The value behind a reference.
@@ -50,6 +50,8 @@ struct Trace {
   Ref number(const ValuePtr& value);
   void append_node(const Signature& signature, c10::ArrayRef<ValuePtr> node_inputs, c10::ArrayRef<int32_t> words,
                    Values outputs, bool starts_op);
+  void append_from(const Trace& other, size_t node);
+  void renumber_replaced(const Trace& other);
 };
 
 // What a trace hands over: results that somebody can still see, and inputs whose buffers they may take.
@@ -58,8 +60,13 @@ struct Outputs {
   std::vector<ValuePtr> values;
   std::vector<int32_t> replaced;                          // by output: the input whose place it took, or -1
   std::vector<std::pair<uint32_t, uint32_t>> donations;  // (input, output)
+  std::vector<uint32_t> initial;                         // nodes whose result's place some output took
 };
 
 Outputs live_outputs(const Trace& trace);
+
+// Marks the nodes that only initialise a state which the trace goes on to update (an optimizer's first step): run apart,
+// they leave the same program as every later step. Empty if there are none.
+std::vector<bool> initialisations(const Trace& trace, const Outputs& outputs);
 
 }  // namespace torch_tpu

@@ -1,6 +1,7 @@
 """``torch.tpu``: devices, streams, memory, random numbers, eager modes, configuration and counts."""
 
 import atexit
+import os
 import sys
 from types import ModuleType
 
@@ -29,6 +30,7 @@ from torch_tpu.tpu.devices import (
 )
 from torch_tpu.tpu.devices import _is_in_bad_fork as _is_in_bad_fork
 from torch_tpu.tpu.devices import _lazy_init as _lazy_init
+from torch_tpu.tpu.explanation import explain
 from torch_tpu.tpu.memory import (
     OutOfMemoryError,
     empty_cache,
@@ -88,6 +90,7 @@ __all__ = [
     "device_count",
     "device_of",
     "eager_mode",
+    "explain",
     "empty_cache",
     "get_amp_supported_dtype",
     "get_device_capability",
@@ -143,6 +146,11 @@ class _Module(ModuleType):
         modes.set_mode(mode)
 
     @property
+    def _initialized(self) -> bool:
+        """What torch.utils.checkpoint looks at before it saves the generators' states."""
+        return _C._initialized()
+
+    @property
     def default_generators(self) -> tuple[Generator, ...]:
         """The default generator of each device."""
         return random.default_generators()
@@ -159,6 +167,8 @@ def _before_first_use() -> None:
 def _stop() -> None:
     """Ends the core's threads while Python can still serve them; a forked child has none."""
     if not _is_in_bad_fork():
+        if os.environ.get("TORCH_TPU_EXPLAIN", "") == "1":
+            print(explain(), file=sys.stderr)
         _C._shutdown()
 
 

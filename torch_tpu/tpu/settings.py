@@ -70,6 +70,17 @@ def _memory_size(value: object) -> int | None:
     return _C._parse_size(str(value))
 
 
+def _positive(value: object) -> int:
+    number = int(str(value))
+    if number < 1:
+        raise ValueError(f"{value!r} is not a positive number")
+    return number
+
+
+def _positive_size(value: object) -> int:
+    return _positive(_C._parse_size(str(value)))
+
+
 class Config:
     """The options of torch_tpu. Unknown names are errors."""
 
@@ -85,6 +96,30 @@ class Config:
         _flag,
         lambda value: _C._set_debug_check_nan(value),
         "In debug mode, raise at the op whose result has a NaN or an infinity.",
+    )
+    debug_check_index = Option(
+        False,
+        _flag,
+        lambda value: _C._set_debug_check_index(value),
+        "In debug mode, raise IndexError at the op whose index is out of bounds; the device itself clamps it.",
+    )
+    debug_check_memory = Option(
+        False,
+        _flag,
+        lambda value: _C._set_debug_check_memory(value),
+        "In debug mode, count an op's temporary memory too, and raise where it passes the limit.",
+    )
+    fused_max_nodes = Option(
+        8192,
+        _positive,
+        lambda value: _C._set_fused_max_nodes(value),
+        "Fused mode hands over at the latest after so many recorded nodes.",
+    )
+    fused_max_bytes = Option(
+        16 << 30,
+        _positive_size,
+        lambda value: _C._set_fused_max_bytes(value),
+        "Fused mode hands over at the latest when the recorded results add up to so many bytes (or a text such as 16GB).",
     )
     memory_limit = Option[int | None](
         None,

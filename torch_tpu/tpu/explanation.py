@@ -1,0 +1,69 @@
+"""``torch.tpu.explain()``: what was handed to the device, why, and why anything was compiled."""
+
+from dataclasses import dataclass
+
+from torch_tpu import _C
+
+
+@dataclass(frozen=True)
+class Flush:
+    """One program handed over by the eager modes."""
+
+    reason: str
+    """op, host read, synchronize, step, repetition, node cap, byte cap or mode change."""
+    line: str
+    """The user's "file:line" that handed this program over first."""
+    nodes: int
+    inputs: int
+    outputs: int
+    key: int
+    """Equal for equal programs."""
+    hit: bool
+    """The program was known; else it was compiled, or loaded from the disk cache, for this flush."""
+    donated_bytes: int
+    """Of inputs that were updated in their own buffers."""
+    compile_seconds: float
+    """What the program took to compile or load, when it first came."""
+    difference: str
+    """What differed from the most similar program known when this one first came."""
+
+    def __str__(self) -> str:
+        found = "hit" if self.hit else f"miss, compiled in {self.compile_seconds:.2f} s: {self.difference}"
+        return (
+            f"{self.reason:<12} {self.line or '-':<28} {self.nodes} nodes, {self.inputs} inputs, {self.outputs} outputs, "
+            f"{self.donated_bytes} bytes donated, key {self.key:016x}, {found}"
+        )
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The latest flushes, oldest first; printing it gives the text."""
+
+    flushes: list[Flush]
+
+    @property
+    def recompiles(self) -> list[Flush]:
+        """The flushes whose program was not known."""
+        return [flush for flush in self.flushes if not flush.hit]
+
+    def __str__(self) -> str:
+        if not self.flushes:
+            return "nothing was handed to the device"
+        lines = [f"{len(self.flushes)} flushes, {len(self.recompiles)} of new programs"]
+        repeated = 0
+        for before, flush in zip([None, *self.flushes], self.flushes):
+            if before is not None and flush.hit and (before.key, before.reason) == (flush.key, flush.reason):
+                repeated += 1
+                continue
+            if repeated:
+                lines.append(f"{'':<12} the same {repeated} times more")
+            repeated = 0
+            lines.append(str(flush))
+        if repeated:
+            lines.append(f"{'':<12} the same {repeated} times more")
+        return "\n".join(lines)
+
+
+def explain() -> Explanation:
+    """Why programs were handed over, and why they were compiled: the last 4096 flushes of the eager modes."""
+    return Explanation([Flush(*record) for record in _C._launch_log()])
