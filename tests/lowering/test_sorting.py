@@ -103,6 +103,7 @@ def test_histc() -> None:
     check(aten.histc, x, 7, -1, 1, exact=True)
     check(aten.histc, torch.full((5,), 2.0), 4, exact=True)
     check(aten.histc, torch.arange(6.0), 5, 0, 5, exact=True)
+    check(aten.histc, x.bfloat16(), 50, -2, 2, exact=True)
 
 
 def test_order_statistics() -> None:

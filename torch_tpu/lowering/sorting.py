@@ -196,6 +196,11 @@ def isin(b: Builder, elements: Operand, tests: Operand, *, assume_unique: bool =
 def histc(b: Builder, x: Value, bins: int = 100, min: Operand = 0, max: Operand = 0) -> Value:
     """Counts of evenly spaced bins; equal ends mean those of the data."""
     dtype = dtypes.opmath(x.dtype)
+    narrow = {torch.bfloat16: (8, 7), torch.float16: (5, 10)}.get(x.dtype)
+
+    def rounded(value: Value) -> Value:
+        return b.reduce_precision(value, *narrow) if narrow else value
+
     x = b.reshape(x.to(dtype), (x.numel,))
     low, high = b.scalar(min, dtype), b.scalar(max, dtype)
     if x.numel:
@@ -203,7 +208,9 @@ def histc(b: Builder, x: Value, bins: int = 100, min: Operand = 0, max: Operand 
         low, high = b.select(of_data, b.reduce_min(x), low), b.select(of_data, b.reduce_max(x), high)
     single = low.eq(high)
     low, high = b.select(single, low - 1, low), b.select(single, high + 1, high)
-    place = b.minimum(((x - low) * bins / (high - low)).to(torch.int32), bins - 1)
+    # PyTorch rounds to the tensor's dtype at every step, which decides at the edges of bins.
+    place = rounded(rounded(rounded(x - low) * rounded(b.full((), bins, dtype))) / rounded(high - low))
+    place = b.minimum(place.to(torch.int32), bins - 1)
     place = b.select((x >= low) & (x <= high), place, bins)  # out of range: dropped
     zeros = b.full((bins,), 0, torch.int32)
     return scatter_dims(b, zeros, [0], [place], b.full(x.shape, 1, torch.int32), 0, b.add)
