@@ -156,6 +156,12 @@ def test_order_statistics() -> None:
     check(aten.mode, torch.tensor([2.0, 1.0, 2.0]), 0, True, exact=True)
 
 
+def test_hash() -> None:
+    for x in (torch.randn(3, 4), torch.arange(12).reshape(3, 4), torch.tensor([[True, False]])):
+        check(aten.hash_tensor, x, exact=True)
+        check(aten.hash_tensor, x, [1], keepdim=True, exact=True)
+
+
 def test_trace() -> None:
     check(aten.trace, torch.randn(3, 5))
     check(aten.trace, torch.arange(6, dtype=torch.int32).reshape(3, 2), exact=True)

@@ -537,6 +537,9 @@ class Builder:
     def reduce_or(self, x: Value, dims: Dims | None = None, keepdim: bool = False) -> Value:
         return self._reduce1(x, 0, dims, keepdim, self.or_)
 
+    def reduce_xor(self, x: Value, dims: Dims | None = None, keepdim: bool = False) -> Value:
+        return self._reduce1(x, 0, dims, keepdim, self.xor)
+
     def reduce_window(
         self,
         xs: Sequence[Value],

@@ -92,6 +92,13 @@ def trace(b: Builder, x: Value) -> Value:
     return b.reduce_sum(b.select(diagonal, accumulated(b, x), 0))
 
 
+@lower(aten.hash_tensor)
+def hash_tensor(b: Builder, x: Value, dim: Dim = (), *, keepdim: bool = False, mode: int = 0) -> Value:
+    """The exclusive or of the elements' bits, as int64 or double precision."""
+    bits = b.bitcast_convert(x.to(torch.float64 if x.is_float else torch.int64), torch.uint64)
+    return b.reduce_xor(bits, dims_of(x, dim), keepdim)
+
+
 # ---- logical
 
 
