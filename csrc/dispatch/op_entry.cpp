@@ -98,6 +98,10 @@ void OpEntry::resolve() {
     if (py::isinstance<py::str>(drawn)) probability = *op.schema().argumentIndexWithName(drawn.cast<std::string>());
     wide = resolution.attr("wide").cast<bool>();
     counted = functional == "aten::arange" || functional == "aten::range";
+    if (!resolution.attr("when").is_none()) {
+      when = resolution.attr("when").cast<py::object>().release().ptr();
+      python = resolution.attr("fn").cast<py::object>().release().ptr();
+    }
   } else if (resolved == "python") {
     result = OpKind::kPython;
     python = resolution.attr("fn").cast<py::object>().release().ptr();

@@ -48,6 +48,7 @@ struct OpEntry {
   bool cpu_tensors_allowed = false;  // index tensors may live on the host
   c10::DispatchKey composite = c10::DispatchKey::Undefined;
   PyObject* python = nullptr;  // a function over tensors; lives as long as the process
+  PyObject* when = nullptr;    // says of a recorded op's arguments, as meta tensors, whether to call that instead
   std::string reason;          // of a fallback
   Counter* fallbacks = nullptr;
 

@@ -263,11 +263,10 @@ at::Tensor meta_of(const at::Tensor& tensor) {
   return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter) {
-  const auto convert = [](const at::Tensor& t) {
-    return t.defined() && !(t.device().is_cpu() && t.dim() == 0) ? meta_of(t) : t;
-  };
-  if (parameter.kind == ParameterKind::kDevice && !value.isNone()) return c10::Device(c10::DeviceType::Meta);
+// The argument with its tpu tensors, its device and its generator replaced for a run elsewhere.
+template <typename Convert>
+c10::IValue elsewhere(const c10::IValue& value, const Parameter& parameter, c10::DeviceType device, Convert convert) {
+  if (parameter.kind == ParameterKind::kDevice && !value.isNone()) return c10::Device(device);
   if (parameter.kind == ParameterKind::kGenerator) return c10::IValue();
   if (parameter.kind == ParameterKind::kTensor && value.isTensor()) return convert(value.toTensor());
   if (parameter.kind == ParameterKind::kTensorList && value.isList()) {
@@ -283,6 +282,31 @@ c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter) 
     return list;
   }
   return value;
+}
+
+c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter) {
+  return elsewhere(value, parameter, c10::DeviceType::Meta, [](const at::Tensor& t) {
+    return t.defined() && !(t.device().is_cpu() && t.dim() == 0) ? meta_of(t) : t;
+  });
+}
+
+// Some meta functions have words of their own for an error: throws what the CPU's kernel says to zeros of these shapes.
+// Returns where it says nothing, or where the zeros would be large.
+void throw_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
+  constexpr int64_t kLargest = int64_t{1} << 22;
+  bool large = false;
+  const auto zeros = [&](const at::Tensor& t) {
+    if (!t.defined() || t.device().is_cpu()) return t;
+    large |= t.numel() > kLargest;
+    return at::zeros(large ? at::IntArrayRef{0} : t.sizes(), t.options().device(at::kCPU));
+  };
+  Stack stack;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    stack.push_back(elsewhere(arguments[i], entry.parameters[i], c10::DeviceType::CPU, zeros));
+  }
+  if (large) return;
+  at::AutoDispatchBelowADInplaceOrView guard;
+  entry.op.callBoxed(&stack);
 }
 
 OutputMeta output_meta(const at::Tensor& tensor) {
@@ -349,6 +373,41 @@ Argument describe_argument(const c10::IValue& value, const Parameter& parameter,
   return argument;
 }
 
+// Raises what Python raised, past the C++ frames up to the user's line.
+[[noreturn]] void rethrow(pybind11::error_already_set& error) {
+  error.restore();
+  python_error persistent;
+  persistent.persist();
+  throw persistent;
+}
+
+// Calls a Python function with the op's arguments.
+pybind11::object call_with(PyObject* function, const c10::FunctionSchema& schema,
+                           c10::ArrayRef<c10::IValue> arguments) {
+  pybind11::list positional;
+  pybind11::dict keywords;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const c10::Argument& argument = schema.arguments()[i];
+    pybind11::object value = torch::jit::toPyObject(arguments[i]);
+    if (argument.kwarg_only()) {
+      keywords[argument.name().c_str()] = value;
+    } else {
+      positional.append(value);
+    }
+  }
+  return pybind11::handle(function)(*positional, **keywords);
+}
+
+bool wants_python(const OpEntry& entry, c10::ArrayRef<c10::IValue> meta_arguments) {
+  if (entry.when == nullptr) return false;
+  pybind11::gil_scoped_acquire gil;
+  try {
+    return call_with(entry.when, entry.op.schema(), meta_arguments).cast<bool>();
+  } catch (pybind11::error_already_set& error) {
+    rethrow(error);
+  }
+}
+
 // Runs the op on meta tensors: PyTorch's own shape and dtype errors are raised here, at the call.
 const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments, uint64_t hash) {
   OpEntry& entry = call.entry;
@@ -363,15 +422,25 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   std::vector<at::Tensor> written;
   for (size_t i = 0; i < arguments.size(); ++i) meta.push_back(meta_argument(arguments[i], entry.parameters[i]));
   const std::vector<c10::IValue> meta_arguments(meta.begin(), meta.end());
+  s->python = wants_python(entry, meta_arguments);
+  if (s->python) return Recorder::get().signatures.insert(std::move(s));
   try {
     at::AutoDispatchBelowADInplaceOrView guard;
     entry.op.callBoxed(&meta);
   } catch (const c10::NotImplementedError&) {
     s->fallback = true;
   } catch (const python_error& error) {
-    pybind11::gil_scoped_acquire gil;
-    if (!PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) throw;
-    s->fallback = true;
+    {
+      pybind11::gil_scoped_acquire gil;
+      s->fallback = PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError);
+    }
+    if (!s->fallback) {
+      throw_as_on_cpu(entry, arguments);
+      throw;
+    }
+  } catch (const c10::Error&) {
+    throw_as_on_cpu(entry, arguments);
+    throw;
   }
   if (s->fallback) return Recorder::get().signatures.insert(std::move(s));
 
@@ -454,14 +523,6 @@ void draw_random(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, con
   push_words(words, offset);
 }
 
-// Raises what Python raised, past the C++ frames up to the user's line.
-[[noreturn]] void rethrow(pybind11::error_already_set& error) {
-  error.restore();
-  python_error persistent;
-  persistent.persist();
-  throw persistent;
-}
-
 // Debug mode on request: an index out of bounds, which a program would clamp, is an error at the call.
 void check_indices(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
   pybind11::gil_scoped_acquire gil;
@@ -479,18 +540,7 @@ void call_python(OpEntry& entry, Stack* stack) {
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
   pybind11::gil_scoped_acquire gil;
   try {
-    pybind11::list positional;
-    pybind11::dict keywords;
-    for (size_t i = 0; i < arguments.size(); ++i) {
-      const c10::Argument& argument = schema.arguments()[i];
-      pybind11::object value = torch::jit::toPyObject(arguments[i]);
-      if (argument.kwarg_only()) {
-        keywords[argument.name().c_str()] = value;
-      } else {
-        positional.append(value);
-      }
-    }
-    pybind11::object result = pybind11::handle(entry.python)(*positional, **keywords);
+    pybind11::object result = call_with(entry.python, schema, arguments);
     const auto& returns = schema.returns();
     if (returns.size() == 1) {
       stack->push_back(torch::jit::toIValue(result, returns[0].real_type()));
@@ -521,6 +571,11 @@ void record_node(OpEntry& entry, Stack* stack) {
   const uint64_t hash = hash_words(call.key.data(), call.key.size());
   const Signature* signature = recorder.signatures.find(call.key, hash);
   if (signature == nullptr) signature = &make_signature(call, arguments, hash);
+  if (C10_UNLIKELY(signature->python)) {
+    lock.unlock();
+    call_python(entry, stack);
+    return;
+  }
   if (C10_UNLIKELY(signature->fallback)) {
     lock.unlock();
     run_on_cpu(entry, stack, "PyTorch has no meta function for it");

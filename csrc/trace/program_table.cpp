@@ -57,6 +57,13 @@ std::string node_difference(const Signature& now, const Signature& before) {
       return text.str();
     }
   }
+  for (size_t i = 0; i < std::min(now.outputs.size(), before.outputs.size()); ++i) {
+    if (now.outputs[i].sizes != before.outputs[i].sizes) {
+      text << "result " << i << " of " << at_site(now) << ": size " << c10::IntArrayRef(now.outputs[i].sizes) << ", was "
+           << c10::IntArrayRef(before.outputs[i].sizes);
+      return text.str();
+    }
+  }
   text << "a static argument of " << at_site(now);
   return text.str();
 }

@@ -192,9 +192,9 @@ c10::SmallVector<int32_t, 8> start_words(const StridedPlan& plan) {
   return words;
 }
 
-bool starts_at_zero(const StridedPlan& plan) {
-  return std::all_of(plan.start.begin(), plan.start.end(), [](int64_t s) { return s == 0; });
-}
+// A box that does not fill the array may lie elsewhere the next time (x[i] in a loop): its place is a runtime parameter,
+// also where it is 0.
+bool may_move(const StridedPlan& plan) { return plan.gather || plan.extent != plan.radix; }
 
 int64_t count_as(const Value& base, c10::ScalarType dtype) {
   return static_cast<int64_t>(base.nbytes() / c10::elementSize(dtype));
@@ -207,7 +207,7 @@ ValuePtr Recorder::strided_read(DeviceStorage* storage, const c10::TensorImpl* t
   StridedPlan plan = plan_strided(count_as(*base, tensor->dtype().toScalarType()), tensor->sizes(), tensor->strides(),
                                   tensor->storage_offset());
   if (plan.gather) plan.start = {tensor->storage_offset()};
-  const bool dynamic_start = !starts_at_zero(plan);
+  const bool dynamic_start = may_move(plan);
   const Signature& signature = strided_signature(false, *base, storage->strides, tensor, plan, dynamic_start);
   const ValuePtr inputs[] = {base};
   const auto words = dynamic_start ? start_words(plan) : c10::SmallVector<int32_t, 8>{};
@@ -219,7 +219,7 @@ void Recorder::strided_write(DeviceStorage* storage, const c10::TensorImpl* tens
   StridedPlan plan = plan_strided(count_as(*base, tensor->dtype().toScalarType()), tensor->sizes(), tensor->strides(),
                                   tensor->storage_offset());
   if (plan.gather) plan.start = {tensor->storage_offset()};
-  const bool dynamic_start = !starts_at_zero(plan);
+  const bool dynamic_start = may_move(plan);
   const Signature& signature = strided_signature(true, *base, storage->strides, tensor, plan, dynamic_start);
   const ValuePtr inputs[] = {base, std::move(value)};
   const auto words = dynamic_start ? start_words(plan) : c10::SmallVector<int32_t, 8>{};
@@ -344,6 +344,8 @@ Values Recorder::emit(const Signature& signature, c10::ArrayRef<ValuePtr> inputs
     for (const ValuePtr& input : inputs) held.emplace_back(input);
     flush(device, FlushReason::kStep);
   }
+  // Cuts wait for the next op too: by then the temporaries of the user's expression are dead, and no outputs.
+  for (size_t nodes : std::exchange(stream.cuts, {})) hand_over(device, nodes, FlushReason::kRepetition);
   const Values& outputs = stream.trace.append(signature, inputs, scalars, device);
   if (mode() == EagerMode::kFused) stream.repetition.add(stream.trace);
   return outputs;
@@ -375,10 +377,12 @@ void Recorder::boundary(c10::DeviceIndex device) {
     case EagerMode::kFused:
       break;
   }
-  for (size_t count : stream.repetition.cuts(stream.trace)) hand_over(device, count, FlushReason::kRepetition);
+  stream.cuts = stream.repetition.cuts(stream.trace);
   if (stream.trace.nodes.size() >= max_nodes) {
+    stream.cuts.clear();
     hand_over(device, stream.trace.nodes.size(), FlushReason::kNodeCap);
   } else if (stream.trace.bytes >= max_bytes) {
+    stream.cuts.clear();
     hand_over(device, stream.trace.nodes.size(), FlushReason::kByteCap);
   }
 }
@@ -421,6 +425,7 @@ void Recorder::flush_all(FlushReason reason) {
 Program* Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
   Stream& stream = streams_[device];
   stream.step_done = false;
+  stream.cuts.clear();
   if (stream.trace.nodes.empty()) return nullptr;
   stream.repetition.restart();
   return launch(std::exchange(stream.trace, Trace()), device, reason);

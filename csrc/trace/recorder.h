@@ -88,6 +88,7 @@ class Recorder {
   struct Stream {
     Trace trace;
     Repetition repetition;
+    std::vector<size_t> cuts;  // node counts of the pieces that go at the next op
     bool step_done = false;
     std::chrono::steady_clock::time_point step_time;
     int idle_steps = 0;

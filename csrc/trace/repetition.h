@@ -17,7 +17,7 @@ class Repetition {
  public:
   // To be called for each node, after it was appended.
   void add(const Trace& trace);
-  // To be called at the end of an op: how many of the trace's nodes are to be handed over, piece by piece.
+  // To be called at the end of an op: how many of the trace's first nodes are to be handed over, piece by piece.
   std::vector<size_t> cuts(const Trace& trace);
   // A cap cut the stream: it goes on.
   void handed_over(size_t nodes) { begin_ += nodes; }

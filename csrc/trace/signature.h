@@ -52,6 +52,7 @@ struct Signature {
   std::vector<c10::IValue> constants;  // what the op returns that is no tensor
   std::vector<OutputMeta> resized;     // out= arguments: the shape each must have
   uint32_t scalar_words = 0;
+  bool python = false;    // a call for the op's Python function, not to be recorded
   bool fallback = false;  // PyTorch has no meta function for it: run it on the CPU
   std::string site;       // "file:line" of the user's code that first recorded it
 };
