@@ -438,7 +438,7 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
       throw_as_on_cpu(entry, arguments);
       throw;
     }
-  } catch (const c10::Error&) {
+  } catch (const std::exception&) {  // c10's, or pybind11's of a Python meta function
     throw_as_on_cpu(entry, arguments);
     throw;
   }
