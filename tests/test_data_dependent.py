@@ -107,3 +107,28 @@ def test_random_ops_draw_on_the_device() -> None:
     ]
     assert torch.tpu.metrics().get("cpu_fallbacks", 0) == fallbacks
     assert all(d.std() > 0 for d in drawn)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x[x > 0],
+        lambda x: x[x[:, 0] > 0],
+        lambda x: x[:, x[0] > 0],
+        lambda x: x[x[:, 0] > 0, 1],
+        lambda x: write(x, (x[:, 0] > 0, 1), 9.0),
+        lambda x: gradient(lambda x: x[x.detach() > 0], x),
+    ],
+)
+def test_masks(fn: Fn) -> None:
+    same(fn, X)
+
+
+def test_shapes_that_do_not_fit_raise_at_the_call() -> None:
+    x, i = X.to("tpu"), torch.tensor([0, 1], device="tpu")
+    with pytest.raises(IndexError, match="too many indices"):
+        x[i, i, i]
+    with pytest.raises(IndexError, match="shape of the mask"):
+        x[torch.zeros(4, dtype=torch.bool, device="tpu")]
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        x[i] = torch.zeros(3, 5, device="tpu")
