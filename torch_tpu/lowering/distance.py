@@ -57,10 +57,7 @@ def _slope(b: Builder, difference: Value, distance: Value, p: float) -> Value:
     if p == math.inf:
         return b.select(size.eq(distance), sign, 0)
     safe = b.select(distance.eq(0), 1, distance)
-    if p == 2:
-        slope = difference / safe
-    else:
-        slope = sign * b.power(size, p - 1) / b.power(safe, p - 1)
+    slope = difference / safe if p == 2 else sign * b.power(size / safe, p - 1)
     return b.select(distance.eq(0) | difference.eq(0), 0, slope)
 
 
@@ -74,7 +71,7 @@ def cdist_backward(b: Builder, grad: Value, x: Value, y: Value, p: float, distan
     return b.reduce_sum(b.unsqueeze(grad, -1) * slope, [-2])
 
 
-def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+def _pairs(count: int) -> tuple[np.ndarray, np.ndarray]:
     return np.triu_indices(count, 1)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -32,16 +33,13 @@ def entr(b: Builder, x: Value) -> Value:
     return b.select(b.is_nan(x), x, inside)
 
 
-def _bernoulli(count: int) -> list[Fraction]:
-    """B_2, B_4, ... by their recurrence."""
+@functools.cache
+def _euler_maclaurin(count: int) -> tuple[float, ...]:
+    """B_2k / (2k)!, by the recurrence of the Bernoulli numbers."""
     numbers = [Fraction(1)]
     for n in range(1, 2 * count + 1):
         numbers.append(-sum(math.comb(n + 1, k) * numbers[k] for k in range(n)) / Fraction(n + 1))
-    return numbers[2::2]
-
-
-# B_2k / (2k)!
-EULER_MACLAURIN = [float(value / math.factorial(2 * k)) for k, value in enumerate(_bernoulli(12), start=1)]
+    return tuple(float(numbers[n] / math.factorial(n)) for n in range(2, 2 * count + 1, 2))
 
 
 def zeta(b: Builder, x: Value, q: Value) -> Value:
@@ -63,7 +61,7 @@ def zeta(b: Builder, x: Value, q: Value) -> Value:
     _, a, term, total = b.while_loop(start, lambda *state: b.reduce_or(more(*state)), step)
     tail = term * a / (x - 1) - 0.5 * term
     factor = x * term / a
-    for k, coefficient in enumerate(EULER_MACLAURIN):
+    for k, coefficient in enumerate(_euler_maclaurin(12)):
         tail = tail + factor * coefficient
         factor = factor * (x + (2 * k + 1)) * (x + (2 * k + 2)) / (a * a)
     result = b.select(b.abs(term) > eps * b.abs(total), total + tail, total)
