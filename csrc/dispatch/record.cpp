@@ -12,6 +12,7 @@
 #include "../device/runtime.h"
 #include "../trace/queue.h"
 #include "../trace/recorder.h"
+#include "inference.h"
 #include "op_entry.h"
 #include "tensor.h"
 
@@ -309,17 +310,6 @@ void throw_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments)
   entry.op.callBoxed(&stack);
 }
 
-OutputMeta output_meta(const at::Tensor& tensor) {
-  if (!tensor.defined()) return {c10::ScalarType::Undefined, {}, {}};
-  OutputMeta meta{tensor.scalar_type(), Dims(tensor.sizes().begin(), tensor.sizes().end()),
-                  Dims(tensor.strides().begin(), tensor.strides().end())};
-  if (!is_dense(meta.sizes, meta.strides)) {
-    const auto contiguous = c10::contiguous_strides(tensor.sizes());
-    meta.strides.assign(contiguous.begin(), contiguous.end());
-  }
-  return meta;
-}
-
 void append_outputs(std::vector<OutputMeta>& outputs, const c10::IValue& value) {
   if (value.isTensor()) {
     outputs.push_back(output_meta(value.toTensor()));
@@ -408,7 +398,42 @@ bool wants_python(const OpEntry& entry, c10::ArrayRef<c10::IValue> meta_argument
   }
 }
 
-// Runs the op on meta tensors: PyTorch's own shape and dtype errors are raised here, at the call.
+// Runs the op on meta tensors; false where PyTorch has no meta function for it.
+bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signature& s) {
+  Stack meta;
+  for (size_t i = 0; i < arguments.size(); ++i) meta.push_back(meta_argument(arguments[i], entry.parameters[i]));
+  const std::vector<c10::IValue> meta_arguments(meta.begin(), meta.end());
+  try {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    entry.op.callBoxed(&meta);
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  } catch (const python_error& error) {
+    {
+      pybind11::gil_scoped_acquire gil;
+      if (PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) return false;
+    }
+    throw_as_on_cpu(entry, arguments);
+    throw;
+  } catch (const std::exception&) {  // c10's, or pybind11's of a Python meta function
+    throw_as_on_cpu(entry, arguments);
+    throw;
+  }
+  if (!entry.returns_targets) {
+    for (const c10::IValue& value : meta) {
+      append_outputs(s.outputs, value);
+      if (value.isTensorList()) s.list_sizes.push_back(value.toTensorVector().size());
+      if (!value.isTensor() && !value.isTensorList()) s.constants.push_back(value);
+    }
+  }
+  for (size_t target : entry.targets) append_outputs(s.outputs, meta_arguments[target]);
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (entry.parameters[i].out) append_outputs(s.resized, meta_arguments[i]);
+  }
+  return true;
+}
+
+// The signature of a call that is seen for the first time: PyTorch's own shape and dtype errors are raised here.
 const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments, uint64_t hash) {
   OpEntry& entry = call.entry;
   auto s = std::make_unique<Signature>();
@@ -418,44 +443,26 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   s->overload = entry.functional_overload;
   s->site = user_site();
 
-  Stack meta;
-  std::vector<at::Tensor> written;
-  for (size_t i = 0; i < arguments.size(); ++i) meta.push_back(meta_argument(arguments[i], entry.parameters[i]));
-  const std::vector<c10::IValue> meta_arguments(meta.begin(), meta.end());
-  s->python = wants_python(entry, meta_arguments);
-  if (s->python) return Recorder::get().signatures.insert(std::move(s));
-  try {
-    at::AutoDispatchBelowADInplaceOrView guard;
-    entry.op.callBoxed(&meta);
-  } catch (const c10::NotImplementedError&) {
+  if (entry.when != nullptr) {
+    std::vector<c10::IValue> meta_arguments;
+    for (size_t i = 0; i < arguments.size(); ++i) {
+      meta_arguments.push_back(meta_argument(arguments[i], entry.parameters[i]));
+    }
+    s->python = wants_python(entry, meta_arguments);
+    if (s->python) return Recorder::get().signatures.insert(std::move(s));
+  }
+  if (auto inferred = infer(entry, arguments)) {
+    s->outputs = std::move(inferred->outputs);
+    s->resized = std::move(inferred->resized);
+    s->list_sizes = std::move(inferred->list_sizes);
+  } else if (!ask_meta(entry, arguments, *s)) {
     s->fallback = true;
-  } catch (const python_error& error) {
-    {
-      pybind11::gil_scoped_acquire gil;
-      s->fallback = PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError);
-    }
-    if (!s->fallback) {
-      throw_as_on_cpu(entry, arguments);
-      throw;
-    }
-  } catch (const std::exception&) {  // c10's, or pybind11's of a Python meta function
-    throw_as_on_cpu(entry, arguments);
-    throw;
+    return Recorder::get().signatures.insert(std::move(s));
   }
-  if (s->fallback) return Recorder::get().signatures.insert(std::move(s));
-
-  if (!entry.returns_targets) {
-    for (const c10::IValue& value : meta) {
-      append_outputs(s->outputs, value);
-      if (value.isTensorList()) s->list_sizes.push_back(value.toTensorVector().size());
-      if (!value.isTensor() && !value.isTensorList()) s->constants.push_back(value);
-    }
-  }
-  for (size_t target : entry.targets) append_outputs(s->outputs, meta_arguments[target]);
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (entry.parameters[i].out) append_outputs(s->resized, meta_arguments[i]);
-    if (entry.parameters[i].out) continue;
-    s->arguments.push_back(describe_argument(arguments[i], entry.parameters[i], call.wide));
+    if (!entry.parameters[i].out) {
+      s->arguments.push_back(describe_argument(arguments[i], entry.parameters[i], call.wide));
+    }
   }
   for (const c10::TensorImpl* input : call.inputs) {
     s->inputs.push_back({input->dtype().toScalarType(), Dims(input->sizes().begin(), input->sizes().end())});
@@ -624,6 +631,7 @@ void record_node(OpEntry& entry, Stack* stack) {
 }  // namespace
 
 void record(OpEntry& entry, Stack* stack) {
+  if (answer_probe(entry, stack)) return;
   ensure_initialized();
   OpKind kind = entry.kind.load(std::memory_order_acquire);
   if (C10_UNLIKELY(kind == OpKind::kUnresolved)) {
