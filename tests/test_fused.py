@@ -252,7 +252,8 @@ def test_numbers_that_change_are_no_constants() -> None:
     (x * 0.5 + 1).cpu()
     before = programs()
     for i in range(5):
-        assert (x * (0.1 * i) + i).cpu().allclose(torch.full((4,), 0.1 * i + i))
+        y = (x * (0.1 * i) + i).cpu()
+        assert y.allclose(torch.full((4,), 0.1 * i + i))
     assert programs() == before
 
 

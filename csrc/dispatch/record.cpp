@@ -1,6 +1,7 @@
 // The record kernel: hashes an op, finds or makes its signature, and appends a node.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -443,6 +444,9 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   s->overload = entry.functional_overload;
   s->site = user_site();
 
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (entry.parameters[i].written && arguments[i].isTensor()) at::assert_no_internal_overlap(arguments[i].toTensor());
+  }
   if (entry.when != nullptr) {
     std::vector<c10::IValue> meta_arguments;
     for (size_t i = 0; i < arguments.size(); ++i) {
