@@ -114,7 +114,7 @@ void bind_trace(py::module_& m) {
       const ProgramDescription& d = r.program->description;
       records.append(py::make_tuple(r.reason, r.program->site, d.nodes.size(), d.inputs.size(), d.outputs.size(),
                                     hash_words(r.program->key.data(), r.program->key.size()), r.known, r.donated_bytes,
-                                    r.program->compile_seconds, r.program->difference));
+                                    r.program->compile_seconds, r.program->difference, r.program->executable));
     }
     return records;
   });

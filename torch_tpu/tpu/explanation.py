@@ -26,6 +26,8 @@ class Flush:
     """What the program took to compile or load, when it first came."""
     difference: str
     """What differed from the most similar program known when this one first came."""
+    executable: _C.Executable | None
+    """For its memory_stats() and cost_analysis(); None while it compiles, or if that failed."""
 
     def __str__(self) -> str:
         found = "hit" if self.hit else f"miss, compiled in {self.compile_seconds:.2f} s: {self.difference}"
