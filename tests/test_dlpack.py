@@ -60,7 +60,7 @@ def test_capsule_of_the_device_shares_memory() -> None:
 def test_foreign_pointers_are_errors() -> None:
     """A storage over memory that is not the device's is refused when it is used."""
     host = torch.zeros(4)
-    storage = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("tpu"), 16)
+    storage = torch._C._construct_storage_from_data_pointer(host.data_ptr(), torch.device("tpu", 0), 16)
     x = torch.empty(0, device="tpu").set_(torch.UntypedStorage._new_with_weak_ptr(storage._weak_ref()))
     with pytest.raises(RuntimeError, match="is not where memory of a tpu tensor starts"):
         x.cpu()

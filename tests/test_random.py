@@ -102,7 +102,7 @@ def test_seeding_before_the_first_use() -> None:
     torch.manual_seed(123)
     assert not torch.tpu.is_initialized()
     assert [g.initial_seed() for g in torch.tpu.default_generators] == [123, 123]
-    with torch.random.fork_rng(device_type="tpu"):
+    with torch.random.fork_rng(devices=range(2), device_type="tpu"):
         torch.manual_seed(5)
     assert [g.initial_seed() for g in torch.tpu.default_generators] == [123, 123]
     with torch.tpu.device(1):

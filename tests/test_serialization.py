@@ -62,7 +62,7 @@ def test_missing_device() -> None:
     import io, torch, torch_tpu
     buffer = io.BytesIO()
     torch.save(torch.ones(2, device="tpu:1"), buffer)
-    open(0 and "" or "{path}", "wb").write(buffer.getvalue())
+    open("{path}", "wb").write(buffer.getvalue())
     """
     import tempfile
 

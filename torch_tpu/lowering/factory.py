@@ -61,17 +61,17 @@ def _counted(b: Builder, start: Operand, step: Operand) -> Value:
     return b.scalar(start, dtype) + index * b.scalar(step, dtype)
 
 
-@lower(aten.arange.default, static=("end",))  # the numbers decide the shape
+@lower(aten.arange.default)
 def arange(b: Builder, end: Operand, **_: Any) -> Value:
     return _counted(b, 0, 1)
 
 
-@lower(aten.arange.start, static=("start", "end"))
+@lower(aten.arange.start)
 def arange_start(b: Builder, start: Operand, end: Operand, **_: Any) -> Value:
     return _counted(b, start, 1)
 
 
-@lower(aten.arange.start_step, aten.range, static=("start", "end", "step"))
+@lower(aten.arange.start_step, aten.range)
 def arange_step(b: Builder, start: Operand, end: Operand, step: Operand = 1, **_: Any) -> Value:
     return _counted(b, start, step)
 
