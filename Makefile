@@ -15,9 +15,9 @@ $(VENV)/.installed: pyproject.toml setup.py
 	$(PY) -m pip install -q --no-build-isolation -e ".[test,dev]"
 	touch $@
 
-# Compiles what changed since; installing built it the first time.
+# Installing has built the extension; later only what changed is compiled.
 build: $(VENV)/.installed
-	$(PY) setup.py -q build_ext --inplace
+	@test -z "$$(find setup.py csrc -newer torch_tpu/_C*.so)" || $(PY) setup.py -q build_ext --inplace
 
 test: build
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 $(TESTS)
