@@ -6,6 +6,7 @@
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
+#include <cmath>
 #include <cstring>
 
 #include "../device/allocator.h"
@@ -140,7 +141,21 @@ void Call::add_static(const c10::IValue& value) {
 
 c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter);
 
+// How many numbers an arange has, which its numbers decide.
 uint64_t count_of_result(OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
+  double start = 0, end = 0, step = 1;
+  const auto& schema = entry.op.schema();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (!arguments[i].isInt() && !arguments[i].isDouble()) continue;
+    const std::string& name = schema.arguments()[i].name();
+    double* const number = name == "start" ? &start : name == "end" ? &end : name == "step" ? &step : nullptr;
+    if (number != nullptr) *number = arguments[i].toScalar().toDouble();
+  }
+  const double count = std::ceil((end - start) / step);
+  if (entry.functional == "aten::arange" && std::abs(end) < 1e15 && std::abs(start) < 1e15 && count >= 0) {
+    return static_cast<uint64_t>(count);
+  }
+  // Numbers that need more care, or the error they deserve.
   Stack meta;
   for (size_t i = 0; i < arguments.size(); ++i) meta.push_back(meta_argument(arguments[i], entry.parameters[i]));
   at::AutoDispatchBelowADInplaceOrView guard;

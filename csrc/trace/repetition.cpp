@@ -15,6 +15,7 @@ constexpr size_t kMaxStream = size_t{1} << 17;
 }  // namespace
 
 void Repetition::restart() {
+  origin_ += size();
   hashes_.resize(1);
   anchors_.clear();
   candidate_ = 0;
@@ -33,11 +34,22 @@ void Repetition::add(const Trace& trace) {
     if (pending > 1) return;  // goes on at the next hand-over
   }
   const Node& node = trace.nodes.back();
-  hashes_.push_back(hashes_.back() * kBase + (node.signature->id + 1) * 0xD6E8FEB86659FD93ull);
+  const uint64_t position = origin_ + size();
+  for (const ValuePtr& value : node.outputs) {
+    if (value) value->position = position;
+  }
+  uint64_t hash = node.signature->id + 1;
+  for (size_t r = node.first_ref; r < trace.refs.size(); ++r) {
+    const Value& input = *trace.at(trace.refs[r]);
+    const bool inside = input.position >= origin_;
+    hash = hash * kBase + (inside ? position - input.position + 1 : 1);
+  }
+  hashes_.push_back(hashes_.back() * kBase + hash * 0xD6E8FEB86659FD93ull);
   const uint32_t here = static_cast<uint32_t>(size());
   for (size_t r = node.first_ref; r < trace.refs.size(); ++r) {
-    if (trace.refs[r].node != 0) continue;
-    const uint64_t anchor = (trace.inputs[trace.refs[r].index]->serial << 20) ^ (node.signature->id * 8 + (r - node.first_ref));
+    const Value& input = *trace.at(trace.refs[r]);
+    if (input.position >= origin_) continue;
+    const uint64_t anchor = (input.serial << 20) ^ (node.signature->id * 8 + (r - node.first_ref));
     auto [place, fresh] = anchors_.emplace(anchor, here);
     if (fresh) continue;
     const size_t distance = here - place->second;

@@ -12,7 +12,8 @@ namespace torch_tpu {
 
 // Watches the stream of one device between two natural boundaries (a host read, a step). An iteration is recognised by
 // an op that reads the same external value as before, at a distance p, while the last p nodes are those of the p before:
-// repeated layers read different weights and do not look like iterations.
+// repeated layers read different weights and do not look like iterations. Nodes are the same if they have the same
+// signature and read results from the same distances back, whether or not a cut lies between.
 class Repetition {
  public:
   // To be called for each node, after it was appended.
@@ -37,6 +38,7 @@ class Repetition {
   void learn(size_t length, uint64_t hash);
 
   std::vector<uint64_t> hashes_{0};  // of all prefixes of the stream
+  uint64_t origin_ = 1;              // the position of the stream's first node; positions are never reused
   std::vector<uint64_t> powers_{1};
   ska::flat_hash_map<uint64_t, uint32_t> anchors_;  // (signature, external value) -> where in the stream
   size_t candidate_ = 0;                            // a distance at which an anchor came again

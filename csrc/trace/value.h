@@ -59,6 +59,7 @@ struct Value final : c10::intrusive_ptr_target {
   static constexpr uint64_t kNothing = ~uint64_t{0};
   uint64_t replaces = kNothing;
   const uint64_t serial = next_serial();  // tells values apart where addresses are reused
+  uint64_t position = 0;                  // of its node in the device's op stream; 0: it came from elsewhere
 
  private:
   static uint64_t next_serial() {
