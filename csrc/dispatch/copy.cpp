@@ -1,9 +1,9 @@
 // Copies: between host and device, and between tensors of one device.
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/native/Resize.h>
 #include <ATen/ops/_to_copy_native.h>
 #include <ATen/ops/copy_native.h>
-#include <ATen/native/Resize.h>
 #include <torch/library.h>
 
 #include "../device/runtime.h"
@@ -23,8 +23,9 @@ ValuePtr upload(const at::Tensor& host, c10::DeviceIndex device) {
   auto value = c10::make_intrusive<Value>(host.scalar_type(), host.sizes(), device);
   {
     WithoutGil released;
-    value->buffer = client().buffer_from_host(host.const_data_ptr(), buffer_type(host.scalar_type()),
-                                              host.sizes().data(), host.sizes().size(), torch_tpu::device(device).get());
+    value->buffer =
+        client().buffer_from_host(host.const_data_ptr(), buffer_type(host.scalar_type()), host.sizes().data(),
+                                  host.sizes().size(), torch_tpu::device(device).get());
   }
   value->state.store(Value::State::kReady, std::memory_order_release);
   count(copies);
@@ -68,12 +69,15 @@ at::Tensor resolved(const at::Tensor& tensor) { return tensor.resolve_conj().res
 
 at::Tensor copy_from(const at::Tensor& original, const at::Tensor& target, bool /*non_blocking*/) {
   if (target.numel() == 0) return target;
+  if (target.is_privateuseone()) {
+    at::assert_no_internal_overlap(target);
+    assert_no_partial_overlap(target.unsafeGetTensorImpl(), original.unsafeGetTensorImpl());
+  }
   at::Tensor source = resolved(original);
   if (!target.is_privateuseone()) {  // to the host
     target.copy_(download(source, false).expand(target.sizes()));
     return target;
   }
-  at::assert_no_internal_overlap(target);
   if (target.is_conj()) source = resolved(source.conj());
   if (target.is_neg()) source = source.neg();
   if (source.is_privateuseone() && source.device() == target.device()) {
@@ -82,11 +86,10 @@ at::Tensor copy_from(const at::Tensor& original, const at::Tensor& target, bool 
   }
   const at::Tensor host = source.is_privateuseone() ? download(source, false) : source;
   const at::Tensor same = host.to(at::kCPU, target.scalar_type()).contiguous();
-  const at::Tensor uploaded =
-      tensor_of(upload(same, target.device().index()),
-                {same.scalar_type(), Dims(same.sizes().begin(), same.sizes().end()),
-                 Dims(same.strides().begin(), same.strides().end())},
-                target.device().index(), "aten::copy_");
+  const at::Tensor uploaded = tensor_of(upload(same, target.device().index()),
+                                        {same.scalar_type(), Dims(same.sizes().begin(), same.sizes().end()),
+                                         Dims(same.strides().begin(), same.strides().end())},
+                                        target.device().index(), "aten::copy_");
   copy_within(uploaded.expand(target.sizes()), target);
   return target;
 }

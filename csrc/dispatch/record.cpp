@@ -449,6 +449,17 @@ bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signat
   return true;
 }
 
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) visit(item.isNone() ? at::Tensor() : item.toTensor());
+  } else if (value.isNone()) {
+    visit(at::Tensor());
+  }
+}
+
 // The signature of a call that is seen for the first time: PyTorch's own shape and dtype errors are raised here.
 const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments, uint64_t hash) {
   OpEntry& entry = call.entry;
@@ -459,8 +470,12 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   s->overload = entry.functional_overload;
   s->site = user_site();
 
+  const bool fills = entry.functional == "aten::fill" || entry.functional == "aten::zero";  // each element alike
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (entry.parameters[i].written && arguments[i].isTensor()) at::assert_no_internal_overlap(arguments[i].toTensor());
+    if (fills || !entry.parameters[i].written) continue;
+    for_each_tensor(arguments[i], [](const at::Tensor& tensor) {
+      if (tensor.defined()) at::assert_no_internal_overlap(tensor);
+    });
   }
   if (entry.when != nullptr) {
     std::vector<c10::IValue> meta_arguments;
@@ -490,17 +505,6 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
 }
 
 // ---- Results -----------------------------------------------------------------------------------------------------
-
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, Visit visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& item : value.toListRef()) visit(item.isNone() ? at::Tensor() : item.toTensor());
-  } else if (value.isNone()) {
-    visit(at::Tensor());
-  }
-}
 
 void push_new_returns(const OpEntry& entry, const Signature& signature, Values& values, Stack* stack,
                       c10::DeviceIndex device) {
@@ -561,6 +565,15 @@ void check_indices(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
   }
 }
 
+// Refuses, as PyTorch does, to write a tensor that a different view which is read overlaps.
+void check_overlap(const OpEntry& entry, const Call& call, c10::ArrayRef<c10::IValue> arguments) {
+  for (size_t target : entry.targets) {
+    if (!arguments[target].isTensor()) continue;  // of a list every tensor has inputs of its own
+    const c10::TensorImpl* written = arguments[target].toTensor().unsafeGetTensorImpl();
+    for (const c10::TensorImpl* input : call.inputs) assert_no_partial_overlap(written, input);
+  }
+}
+
 void call_python(OpEntry& entry, Stack* stack) {
   const auto& schema = entry.op.schema();
   const auto arguments = torch::jit::pop(*stack, schema.arguments().size());
@@ -608,6 +621,7 @@ void record_node(OpEntry& entry, Stack* stack) {
     return;
   }
 
+  if (!entry.targets.empty()) check_overlap(entry, call, arguments);
   c10::SmallVector<ValuePtr, 8> inputs;
   for (const c10::TensorImpl* tensor : call.inputs) inputs.push_back(recorder.read(tensor));
   Words words;

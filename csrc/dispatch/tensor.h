@@ -14,4 +14,7 @@ at::Tensor tensor_of(ValuePtr value, const OutputMeta& meta, c10::DeviceIndex de
 at::Tensor empty_tensor(c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                         c10::DeviceIndex device);
 
+// Raises PyTorch's error if `read` and `written` are different views that overlap.
+void assert_no_partial_overlap(const c10::TensorImpl* written, const c10::TensorImpl* read);
+
 }  // namespace torch_tpu

@@ -369,6 +369,11 @@ DispatchThread& dispatch_thread() {
   TORCH_CHECK(false, failure.message);
 }
 
+void throw_unseen_failure() {
+  const std::shared_ptr<Failure> failure = DispatchThread::take_failure();
+  if (failure && !failure->reported.exchange(true)) throw_failure(*failure);
+}
+
 }  // namespace
 
 void Marker::wait() const {
@@ -387,9 +392,11 @@ void wait(const Value& unpacked) {
     WithoutGil released;
     wakeups().wait(settled, [] { return dispatch_thread().help(); });
   }
-  if (value.state.load(std::memory_order_acquire) == State::kReady) return;
-  value.failure->reported.store(true);
-  throw_failure(*value.failure);
+  if (value.state.load(std::memory_order_acquire) == State::kFailed) {
+    value.failure->reported.store(true);
+    throw_failure(*value.failure);
+  }
+  throw_unseen_failure();  // the value may be what a program that failed was to overwrite, or follow from it
 }
 
 void read_to_host(const Value& value, void* host) {
@@ -413,8 +420,7 @@ std::shared_ptr<Marker> enqueue_marker(c10::DeviceIndex device) {
 
 void synchronize(c10::DeviceIndex device) {
   enqueue_marker(device)->wait();
-  std::shared_ptr<Failure> failure = DispatchThread::take_failure();
-  if (failure && !failure->reported.exchange(true)) throw_failure(*failure);
+  throw_unseen_failure();
 }
 
 bool idle(c10::DeviceIndex device) { return Recorder::get().empty(device) && dispatch_thread().idle(); }

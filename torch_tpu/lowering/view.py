@@ -142,7 +142,10 @@ def strided_write(
     order: Sequence[int],
     gather: bool,
 ) -> Value:
-    """The base with the elements of a view replaced; the view addresses no element twice."""
+    """The base with the elements of a view replaced; what the view addresses twice gets the same value twice."""
+    once = [1 if stride == 0 else size for size, stride in zip(sizes, strides)]
+    update = b.slice(update, [0] * len(sizes), once)
+    sizes = once
     flat = reinterpret(b, _flatten(b, base, base_strides), update.dtype)
     if gather:
         written = _put(b, flat, _addresses(b, sizes, strides, starts), b.reshape(update, (update.numel,)))
