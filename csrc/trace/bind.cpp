@@ -87,7 +87,8 @@ py::dict description_object(const ProgramDescription& description) {
 std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& description) {
   py::gil_scoped_acquire gil;
   try {
-    py::object executable = py::module_::import("torch_tpu.compiler.program").attr("build")(description_object(description));
+    py::object executable =
+        py::module_::import("torch_tpu.compiler.program").attr("build")(description_object(description));
     return executable.cast<std::shared_ptr<pjrt::Executable>>();
   } catch (py::error_already_set& error) {
     throw std::runtime_error(error.what());  // its text needs the GIL: taken here
@@ -117,6 +118,15 @@ void bind_trace(py::module_& m) {
                                     r.program->compile_seconds, r.program->difference, r.program->executable));
     }
     return records;
+  });
+  m.def("_program_description", [](uint64_t key) -> py::object {
+    auto lock = Recorder::get().lock();
+    for (const LaunchRecord& r : Recorder::get().launch_log()) {
+      if (hash_words(r.program->key.data(), r.program->key.size()) == key) {
+        return description_object(r.program->description);
+      }
+    }
+    return py::none();
   });
   m.def("_flush", [] {
     auto lock = Recorder::get().lock();

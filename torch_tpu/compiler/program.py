@@ -60,15 +60,24 @@ class Signature:
 
 def build(description: dict[str, Any]) -> _C.Executable:
     """The executable of a recorded program, from the cache or compiled."""
-    signatures = {id_: Signature(*fields[1:]) for id_, fields in description["signatures"].items()}
+    signatures = _signatures(description)
     client = _C.default_client()
     options = CompileOptions(device_ids=((client.devices[description["device"]].info.id,),)).encode()
 
     def build_module() -> tuple[str, Callable[[], _C.Executable]]:
-        module = lower(description, signatures, stablehlo_version(client))
+        module = lower(description, signatures, stablehlo_version(client), platform.select().platform)
         return cache.module_key(module, options, client), lambda: client.compile(module, "mlir", options)
 
     return cache.get_or_build(cache.trace_key(_trace(description, signatures), options, client), build_module)
+
+
+def artifact(description: dict[str, Any], platform_name: str) -> bytes:
+    """The recorded program as this process's plugin would read it, lowered for a platform."""
+    return lower(description, _signatures(description), stablehlo_version(_C.default_client()), platform_name)
+
+
+def _signatures(description: dict[str, Any]) -> dict[int, Signature]:
+    return {id_: Signature(*fields[1:]) for id_, fields in description["signatures"].items()}
 
 
 def stablehlo_version(client: _C.Client) -> str:
@@ -85,15 +94,15 @@ def _trace(description: dict[str, Any], signatures: dict[int, Signature]) -> byt
     return repr((parts, description["donations"], description["scalar_words"], torch.get_default_dtype())).encode()
 
 
-def lower(description: dict[str, Any], signatures: dict[int, Signature], version: str) -> bytes:
-    """The program as a portable artifact of a StableHLO version."""
+def lower(description: dict[str, Any], signatures: dict[int, Signature], version: str, platform_name: str) -> bytes:
+    """The program as a portable artifact of a StableHLO version, for a platform."""
     from torch_tpu.lowering import mlir
     from torch_tpu.lowering.builder import Builder, TensorSpec
 
     parameters = [TensorSpec(dims, dtype) for dtype, dims in description["inputs"]]
     if description["scalar_words"]:
         parameters.append(TensorSpec((description["scalar_words"],), torch.int32))
-    b = Builder(platform=platform.select().platform)
+    b = Builder(platform=platform_name)
     with b.program(parameters, dict(description["donations"])) as inputs:
         results: list[list[Value | None]] = [list(inputs)]
         words = inputs[-1] if description["scalar_words"] else None

@@ -29,6 +29,16 @@ class Flush:
     executable: _C.Executable | None
     """For its memory_stats() and cost_analysis(); None while it compiles, or if that failed."""
 
+    def stablehlo(self, platform: str = "tpu") -> bytes:
+        """The program as a portable StableHLO artifact, lowered for a platform (tpu or cpu), as `dryrun.compile_for`
+        takes it. A program that 4096 flushes have followed is forgotten."""
+        from torch_tpu.compiler import program
+
+        description = _C._program_description(self.key)
+        if description is None:
+            raise RuntimeError("4096 flushes have followed: the program is forgotten")
+        return program.artifact(description, platform)
+
     def __str__(self) -> str:
         found = "hit" if self.hit else f"miss, compiled in {self.compile_seconds:.2f} s: {self.difference}"
         return (
