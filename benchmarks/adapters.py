@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,6 +69,22 @@ class Tpu(Adapter):
 
     def compiles(self) -> int:
         return self.torch.tpu.cache.stats()["compiles"]
+
+
+class Compiled(Tpu):
+    """This package through torch.compile: forward and backward, the optimizer's step, a decoding step."""
+
+    def __init__(self) -> None:
+        super().__init__("compiled")
+
+    def environment(self, cache: str) -> dict[str, str]:
+        return {"TORCH_TPU_CACHE_DIR": cache}
+
+    def build(self, workload: str) -> Callable[[], Any]:
+        from .torch_programs import build
+
+        compile_ = functools.partial(self.torch.compile, backend="tpu")
+        return build("gpt" if workload.startswith("start") else workload, self.device, self.mark, self.wait, compile_)
 
 
 class Jax(Adapter):
@@ -172,4 +189,6 @@ class Torchax(Adapter):
             array.block_until_ready()
 
 
-ADAPTERS = {a.name: a for a in (Adapter(), Jax(), Tpu("strict"), Tpu("fused"), Tpu("debug"), TorchXla(), Torchax())}
+ADAPTERS = {
+    a.name: a for a in (Adapter(), Jax(), Tpu("strict"), Tpu("fused"), Tpu("debug"), Compiled(), TorchXla(), Torchax())
+}

@@ -149,9 +149,16 @@ def optimizer(model: str, module: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def build(workload: str, device: str, mark: Callable[[], None], wait: Callable[[], None]) -> Callable[[], Any]:
+def build(
+    workload: str,
+    device: str,
+    mark: Callable[[], None],
+    wait: Callable[[], None],
+    compile_: Callable[[Any], Any] = lambda fn: fn,
+) -> Callable[[], Any]:
     """Return one iteration: `mark` is called where a lazy backend wants a step to end, `wait` where the workload waits.
 
+    `compile_` gets what a user would compile: the function of the loss, the optimizer's step, a decoding step.
     An iteration returns the loss of a training step, or the tokens of a decoding run.
     """
     inputs = [torch.from_numpy(x).to(device) for x in data(workload)]
@@ -168,18 +175,24 @@ def build(workload: str, device: str, mark: Callable[[], None], wait: Callable[[
             mark()
             return x
 
-        return chain
+        return chain if workload == "chain_sync" else compile_(chain)
 
     if workload in MODELS:
         module = load(workload, device)
         optim = optimizer(workload, module)
 
+        @compile_
+        def forward(x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(module(x).flatten(0, -2), y.flatten())
+
+        optim_step = compile_(optim.step)
+
         def train() -> Tensor:
             x, y = inputs
             optim.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(module(x).flatten(0, -2), y.flatten())
+            loss = forward(x, y)
             loss.backward()
-            optim.step()
+            optim_step()
             mark()
             return loss.detach()
 
@@ -187,6 +200,7 @@ def build(workload: str, device: str, mark: Callable[[], None], wait: Callable[[
 
     gpt = load("gpt", device).eval()
     assert isinstance(gpt, Gpt)
+    decode_cat, decode_static = compile_(gpt.decode_cat), compile_(gpt.decode)
     length, head = DECODE.prompt + DECODE.new, GPT.width // GPT.heads
 
     @torch.no_grad()
@@ -196,9 +210,9 @@ def build(workload: str, device: str, mark: Callable[[], None], wait: Callable[[
         at = torch.arange(DECODE.prompt, device=device)
         for _ in range(DECODE.new):
             if workload == "decode_cat":
-                token, past = gpt.decode_cat(token, past)
+                token, past = decode_cat(token, past)
             else:
-                token, cache, at = gpt.decode(token, cache, at)
+                token, cache, at = decode_static(token, cache, at)
             mark()
             out.append(int(token))
         return out

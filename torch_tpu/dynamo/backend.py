@@ -8,6 +8,7 @@ from typing import Any
 
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -15,6 +16,7 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_tpu import _C
+from torch_tpu.compiler import flags
 from torch_tpu.lowering import registry
 
 from . import pieces
@@ -52,11 +54,28 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=_partition(options),
         decompositions=decompositions(),
         keep_inference_input_mutations=True,
     )(graph, inputs)
     return direct[0] if direct else compiled
+
+
+# Of the memory that the saved activations would take, how much they may when the backward pass is to recompute.
+_REMATERIALIZED = 0.3
+
+
+def _partition(options: Options) -> Callable[..., Any]:
+    wanted = options.rematerialize
+    if wanted is None:
+        wanted = flags.flags().lazy_rematerialization
+    budget = _REMATERIALIZED if wanted else 1.0
+
+    def partition(*args: Any, **kwargs: Any) -> Any:
+        with functorch_config.patch(activation_memory_budget=budget):
+            return min_cut_rematerialization_partition(*args, **kwargs)
+
+    return partition
 
 
 def _needs_no_wrapper(kind: str, fx: GraphModule, inputs: Sequence[Any]) -> bool:

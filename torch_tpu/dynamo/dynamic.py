@@ -31,6 +31,7 @@ class _Entry:
 
     program: _C.CompiledProgram
     extents: _C.CompiledExtents | None
+    numbers: list[tuple[int, int]]  # results that are sizes: position and value
 
 
 class DynamicProgram:
@@ -45,22 +46,29 @@ class DynamicProgram:
         self.symbols, self._sources = _sources(graph)
         self.reason = _why_exact(graph, options)
         if self.reason:
-            programs.note_exact(kind, self.reason)
+            self._give_up(self.reason)
         self._entries: dict[tuple[int, ...], _Entry] = {}
         self._programs: dict[Any, _C.CompiledProgram] = {}
+
+    def _give_up(self, reason: str) -> None:
+        self.reason = reason
+        programs.note_exact(self.kind, reason)
 
     def __call__(self, arguments: list[Any]) -> Any:
         sizes = tuple([arguments[i] if d < 0 else arguments[i].shape[d] for i, d in self._sources])
         entry = self._entries.get(sizes)
         if entry is None:
             entry = self._entries[sizes] = self._specialise(sizes)
-        return entry.program(arguments, entry.extents)
+        results = entry.program(arguments, entry.extents)
+        for position, number in entry.numbers:
+            results[position] = number
+        return results
 
     def _specialise(self, values: tuple[int, ...]) -> _Entry:
         true = Sizes(dict(zip(self.symbols, values)))
         outside = self._plan(true)
         if self.reason:
-            return _Entry(programs.finish(outside, self.kind, self.options), None)
+            return _Entry(programs.finish(outside, self.kind, self.options), None, [])
         limits = self._limits()
         buckets = [min(self._bucket(v), limit) for v, limit in zip(values, limits)]
         plan = self._plan(Sizes(dict(zip(self.symbols, buckets))), self.symbols)
@@ -69,9 +77,14 @@ class DynamicProgram:
         key = (tuple(buckets), tuple(leaving))
         program = self._programs.get(key)
         if program is None:
-            program = self._programs[key] = programs.finish(plan, self.kind, self.options)
+            try:
+                program = self._programs[key] = programs.finish(plan, self.kind, self.options)
+            except (RuntimeError, NotImplementedError) as error:  # a pattern that XLA cannot pad
+                self._give_up(str(error).splitlines()[0])
+                return self._specialise(values)
         logical = [(r.dtype, r.shape, r.strides) for r in outside.results]
-        return _Entry(program, _C.CompiledExtents(list(values), logical, outside.draws))
+        numbers = [(i, constant) for i, (kind, _, constant) in enumerate(outside.outputs) if kind == 2]
+        return _Entry(program, _C.CompiledExtents(list(values), logical, outside.draws), numbers)
 
     def _plan(self, sizes: Sizes, symbols: Sequence[Any] = ()) -> planning.Plan:
         return planning.make(self.graph, self.device, self.options.donate, self.kind == "backward", sizes, symbols)

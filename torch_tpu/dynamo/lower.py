@@ -1,8 +1,9 @@
 """From an FX graph to a StableHLO module, node by node through the lowering registry.
 
-In a padded program some sizes are larger than the tensors: the true ones are parameters, and every value is marked
-with them (set_dimension_size), so that XLA itself leaves the padding out of reductions, products, sorts and joins.
-Rules see the padded sizes as plain ints. `padded` has what rules cannot do that way.
+In a padded program some sizes are larger than the tensors, and the true ones are parameters. What the padding holds
+is of no interest to most ops; the inputs of the others are marked with the true sizes (set_dimension_size), so that
+XLA itself leaves the padding out of reductions, products, sorts and joins, and their results unmarked again. Rules see
+the padded sizes as plain ints. `padded` knows which ops are which.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch_tpu.compiler.program import Scalars
 from torch_tpu.lowering import registry
 from torch_tpu.lowering.builder import Builder, TensorSpec, Value
 
-from .plan import COPY, Plan, attribute, draws, fake
+from .plan import COPY, Plan, attribute, draws, fake, scalar_words
 from .shapes import Sizes, expression, is_symbolic
 
 
@@ -27,7 +28,7 @@ def module(plan: Plan, precision: str) -> Any:
     """The StableHLO module of a plan."""
     b = Builder(platform=platform.select().platform, matmul_precision=precision)
     specs = [TensorSpec(p.shape, p.dtype) for p in plan.parameters if p.use == 0]
-    words = sum(Scalars.words(p.kind) for p in plan.parameters if p.use == 1) + 4 * len(plan.draws) + len(plan.symbols)
+    words = scalar_words(plan)
     if words:
         specs.append(TensorSpec((words,), torch.int32))
     with b.program(specs, *_donations(plan)) as inputs:
@@ -43,7 +44,7 @@ def module(plan: Plan, precision: str) -> Any:
         true = {symbol: scalars.take(torch.int32, torch.int32, False) for symbol in plan.symbols}
         graph = Graph(b, plan.graph, plan.sizes, true, rngs)
         graph.run(arguments)
-        results = [graph.env[r.node].to(r.dtype) for r in plan.results]
+        results = [graph.result(r.node).to(r.dtype) for r in plan.results]
         b.finish([v if r.padded is None else graph.leave(v, r.padded) for v, r in zip(results, plan.results)])
     return b.module
 
@@ -89,6 +90,7 @@ class Graph:
         self.symbols = true
         self.rngs = iter(rngs)
         self.env: dict[Node, Any] = {}
+        self.factors: dict[tuple[Node, int], tuple[Any, ...]] = {}  # of padded programs: what a dim is made of
         self._true: dict[Any, Value] = {}
 
     def run(self, arguments: Sequence[Any]) -> dict[Node, Any]:
@@ -96,12 +98,19 @@ class Graph:
         remaining = iter(arguments)
         for node in self.graph.graph.nodes:
             if node.op == "placeholder":
-                self.env[node] = self._marked(next(remaining), fake(node))
+                self.env[node] = self._sized(next(remaining), node)
             elif node.op == "get_attr":
                 self.env[node] = self._attribute(node)
             elif node.op == "call_function":
-                self.env[node] = self._marked(self._call(node), fake(node))
+                self.env[node] = self._sized(self._call(node), node)
         return self.env
+
+    def result(self, node: Node) -> Value:
+        """A node's value for the outside."""
+        from . import padded
+
+        value: Value = padded.dense(self, node) if self.symbols else self.env[node]
+        return value
 
     # ---- sizes
 
@@ -138,6 +147,14 @@ class Graph:
             result = combine(result, argument)
         return result
 
+    def _sized(self, value: Any, node: Node) -> Any:
+        size = fake(node)
+        return (
+            self.extent(size)
+            if isinstance(size, torch.SymInt) and (self.symbols or node.op != "placeholder")
+            else value
+        )
+
     def mark(self, x: Value, shape: Sequence[Any]) -> Value:
         """The value with its true sizes."""
         for d, size in enumerate(shape):
@@ -145,29 +162,26 @@ class Graph:
                 x = self.b.set_dimension_size(x, self._size(expression(size)), d)
         return x
 
-    def whole(self, x: Value) -> Value:
-        """The value with its padding as if that were elements."""
-        for d, size in enumerate(x.shape):
-            x = self.b.set_dimension_size(x, self.b.full((), size, torch.int32), d)
-        return x
+    def whole(self, x: Value, shape: Sequence[Any]) -> Value:
+        """An op's marked result unmarked, zero where it is padding.
+
+        A written array is of static size where the update cannot fill it; XLA makes a fused select of this. The update
+        must be an op's result: for a mark itself XLA fails to compile.
+        """
+        if not any(is_symbolic(s) for s in shape):
+            return x
+        b = self.b
+        larger = b.full([d + is_symbolic(s) for d, s in zip(x.shape, shape)], 0, x.dtype)
+        zero = b.full((), 0, torch.int32)
+        return b.slice(b.dynamic_update_slice(larger, x, [zero] * x.ndim), [0] * x.ndim, x.shape)
 
     def leave(self, x: Value, dims: Sequence[int]) -> Value:
-        """The value as it leaves the program: unmarked, under these dims."""
-        x = self.whole(x)
+        """The value as it leaves the program, under these dims."""
         low = [0] * x.ndim
         cut = [min(a, b) for a, b in zip(x.shape, dims)]
+        if tuple(dims) == x.shape:
+            return x
         return self.b.pad(self.b.slice(x, low, cut), 0, low, [d - c for d, c in zip(dims, cut)])
-
-    def _marked(self, result: Any, value: Any) -> Any:
-        if not self.symbols:
-            return result
-        if isinstance(value, torch.SymInt):
-            return self.extent(value)
-        if isinstance(result, Value) and isinstance(value, torch.Tensor):
-            return self.mark(result, value.shape)
-        if isinstance(result, list | tuple) and isinstance(value, list | tuple):
-            return [self._marked(r, v) for r, v in zip(result, value)]
-        return result
 
     # ---- nodes
 
@@ -177,7 +191,7 @@ class Graph:
 
     def _call(self, node: Node) -> Any:
         if isinstance(fake(node), torch.SymInt):
-            return None  # _marked knows what it is
+            return None
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
         target = node.target
         if target is COPY:
@@ -186,17 +200,14 @@ class Graph:
             raise NotImplementedError(f"no lowering of {target}")
         if not isinstance(target, OpOverload):
             return target(*args, **kwargs)  # type: ignore[operator]
-        specs = [
+        specs: list[TensorSpec | None] = [
             TensorSpec(self.sizes.shape(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None
             for t in registry.flatten(fake(node))
         ]
         if self.symbols:
             from . import padded
 
-            special = padded.HANDLERS.get(target)
-            if special is not None:
-                return special(self, node, specs, *args, **kwargs)
-            args, kwargs = padded.numbers_at_run_time(self.b, target, args, kwargs)
+            return padded.lower(self, node, specs, args, kwargs)
         return self.lower(node, args, kwargs, specs)
 
     def lower(self, node: Node, args: Any, kwargs: Any, specs: Sequence[TensorSpec | None]) -> Any:

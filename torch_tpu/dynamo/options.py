@@ -23,7 +23,8 @@ class Options:
     rematerialize: bool | None = None
     """Recompute activations in the backward pass instead of keeping them; None is what TORCHTPU_FLAGS says."""
     autotune: bool = False
-    """Compile a few sets of compiler options, measure each on the device, keep the fastest (mode="max-autotune")."""
+    """Compile with each set of compiler options of `autotune.CANDIDATES`, measure it on the device with arguments of
+    zeros, keep the fastest (mode="max-autotune"). The choice is remembered beside the compile cache."""
     autotune_seconds: float = 60.0
     """How long the search may take for one graph; what has been measured by then decides."""
     direct_call: bool = False

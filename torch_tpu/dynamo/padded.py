@@ -1,7 +1,11 @@
-"""What a padded program needs beyond marked sizes: which ops XLA pads right, and the rules of those it does not.
+"""What a padded program needs beyond the lowering rules.
 
-An op that is neither pointwise nor named here makes its graph compile for exact sizes, with the reason recorded.
-Each name here is tested against the CPU in tests/test_compile_dynamic.py.
+Values come and go with anything as padding. To most ops it is of no interest; others get it cleared to what does not
+count in them (0 in a sum, -inf in a maximum); for the rest XLA is told the true sizes (`Graph.mark`). A dim made of
+several, as by x.flatten(0, 1), keeps its padding inside: it has *factors*, and is made dense only where it must be.
+
+An op of none of these kinds makes its graph compile for exact sizes, with the reason recorded. Each op named here is
+tested against the CPU in tests/test_compile_dynamic.py.
 """
 
 from __future__ import annotations
@@ -13,12 +17,11 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from torch_tpu.lowering import registry
-from torch_tpu.lowering import shape as views
+from torch_tpu.lowering import dtypes
 from torch_tpu.lowering.value import TensorSpec, Value
 
-from .plan import fake, tensors
-from .shapes import is_symbolic
+from .plan import draws, fake, tensors
+from .shapes import expression, is_symbolic
 
 if TYPE_CHECKING:
     from torch_tpu.lowering.builder import Builder
@@ -27,20 +30,33 @@ if TYPE_CHECKING:
 
 aten = torch.ops.aten
 Specs = Sequence[TensorSpec | None]
+Factors = tuple[Any, ...]  # the sizes a dim is made of, outermost first
 
-# Ops whose rules are right as they are when every value is marked with its true sizes.
-MARKED = {
-    aten.mm, aten.bmm, aten.addmm, aten.baddbmm, aten.dot, aten.mv,
-    aten.sum, aten.amax, aten.amin, aten.any, aten.all, aten.prod, aten.max, aten.min,
-    aten._softmax, aten._log_softmax, aten._softmax_backward_data, aten._log_softmax_backward_data,
-    aten.embedding, aten.index_select, aten.gather, aten.cat, aten.where, aten.masked_fill,
-    aten.native_layer_norm, aten.native_layer_norm_backward, aten._fused_rms_norm, aten._fused_rms_norm_backward,
-    aten.view, aten._unsafe_view, aten.reshape, aten.permute, aten.transpose, aten.t, aten.expand, aten.unsqueeze,
-    aten.squeeze, aten.alias, aten.detach, aten.split_with_sizes, aten.unbind,
+# To these padding is of no interest: an element of the result depends on the elements at its own place.
+FREE = {
     aten.clone, aten._to_copy, aten.copy, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones,
     aten.ones_like, aten.empty, aten.empty_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty,
-    aten.tril, aten.triu, aten.scalar_tensor,
+    aten.alias, aten.detach, aten.native_dropout, aten.native_dropout_backward,
+    aten.rand, aten.rand_like, aten.randn, aten.randn_like, aten.uniform, aten.bernoulli, aten.normal_functional,
 }  # fmt: skip
+
+# These too, on dims that are not made of several.
+FREE_DENSE = {
+    aten.tril, aten.triu, aten.cumsum, aten.stack, aten.unbind, aten.embedding, aten.native_layer_norm,
+    aten._fused_rms_norm, aten.gather, aten.split_with_sizes,
+}  # fmt: skip
+
+# Zeros do not count in these.
+ZEROED = {
+    aten.embedding_dense_backward, aten.native_layer_norm_backward, aten._fused_rms_norm_backward,
+    aten._softmax_backward_data, aten._log_softmax_backward_data,
+}  # fmt: skip
+
+# XLA leaves padding out of these when their inputs are marked with the true sizes.
+MARKED = {aten.cat, aten.index_select}
+
+_RESHAPES = {aten.view, aten._unsafe_view, aten.reshape}
+_PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
 
 
 def why_not(node: Node) -> str:
@@ -51,30 +67,193 @@ def why_not(node: Node) -> str:
     if not any(is_symbolic(s) for t in values for s in t.shape):
         return ""
     op = node.target
-    known = op in HANDLERS or op.overloadpacket in MARKED or torch.Tag.pointwise in op.tags
-    rule = registry.rule_for(op)
-    if not known or (rule is not None and rule.kind == "decompose" and torch.Tag.pointwise not in op.tags):
-        return f"{op} is not known to leave padding out"
-    return ""
+    packets = FREE | FREE_DENSE | ZEROED | MARKED | _RESHAPES | _PRODUCTS
+    if op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags:
+        return ""
+    return f"{op} is not known to leave padding out"
+
+
+def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
+    """Lower a node of a padded program."""
+    op = node.target
+    assert isinstance(op, OpOverload)
+    packet: Any = op.overloadpacket
+    special = HANDLERS.get(op)
+    if special is not None:
+        return special(g, node, specs, *args, **kwargs)
+    if packet in _RESHAPES:
+        return _reshape(g, node)
+    if packet in _PRODUCTS:
+        return _product(g, node, specs)
+    if packet in FREE or torch.Tag.pointwise in op.tags:
+        _inherit(g, node)
+        args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
+        if not draws(node):
+            return g.lower(node, args, kwargs, specs)
+        drawn = next(tensors(fake(node)))
+        if any((node, d) in g.factors for d in range(drawn.ndim)):
+            raise NotImplementedError(f"{op} of a dim made of several")
+        g.b.true_sizes = [_i32(g, g.extent(size)) for size in drawn.shape]
+        try:
+            return g.lower(node, args, kwargs, specs)
+        finally:
+            g.b.true_sizes = ()
+    value = {n: dense(g, n) for n in node.all_input_nodes}
+    if packet in ZEROED:
+        value = {n: clear(g, n, value[n], 0) for n in value}
+    elif packet in MARKED:
+        value = {n: g.mark(v, fake(n).shape) if isinstance(v, Value) else v for n, v in value.items()}
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value.__getitem__)
+    args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
+    result = g.lower(node, args, kwargs, specs)
+    return _unmarked(g, result, fake(node)) if packet in MARKED else result
 
 
 def numbers_at_run_time(b: Builder, op: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """Sizes that are used as numbers (Scalar arguments) become the true ones."""
+    """Sizes that are used as numbers (Scalar and Tensor arguments) become the true ones."""
     from .lower import Extent
 
     schema = op._schema.arguments
     types = {a.name: str(a.type) for a in schema}
 
     def number(value: Any, type_name: str) -> Any:
-        if not isinstance(value, Extent) or type_name not in ("number", "Optional[number]", "float"):
+        if not isinstance(value, Extent) or type_name not in ("number", "Optional[number]", "float", "Tensor"):
             return value
-        true = value.true.to(torch.int64)
-        return Value(b, true.ir, (), torch.int64, weak=True)
+        return Value(b, value.true.to(torch.int64).ir, (), torch.int64, weak=True)
 
     return (
         [number(v, types[a.name]) for v, a in zip(args, schema)],
         {name: number(v, types[name]) for name, v in kwargs.items()},
     )
+
+
+def _unmarked(g: Graph, result: Any, like: Any) -> Any:
+    if isinstance(like, list | tuple):
+        return [_unmarked(g, v, w) for v, w in zip(result, like)]
+    return g.whole(result, like.shape) if isinstance(result, Value) else result
+
+
+# ---- dims made of several
+
+
+def factors(g: Graph, node: Any, d: int) -> Factors:
+    """The sizes that a dim of a node is made of."""
+    return g.factors.get((node, d)) or (fake(node).shape[d],)
+
+
+def _set_factors(g: Graph, node: Node, d: int, found: Factors) -> None:
+    if len(found) > 1:
+        g.factors[node, d] = found
+
+
+def _inherit(g: Graph, node: Node) -> None:
+    """An elementwise op's dims are made as its inputs' are."""
+    for value in tensors(fake(node)):
+        rank = value.ndim
+        for d in range(rank):
+            found: Factors | None = None
+            for n in node.all_input_nodes:
+                other = fake(n)
+                at = d - rank + other.ndim if isinstance(other, torch.Tensor) else -1
+                if at < 0 or (not is_symbolic(other.shape[at]) and other.shape[at] == 1):
+                    continue
+                here = factors(g, n, at)
+                if found is not None and here != found:
+                    raise NotImplementedError(f"{node.target}: one size, padded in different ways")
+                found = here
+            if found is not None:
+                _set_factors(g, node, d, found)
+        return
+
+
+def _padded_dims(g: Graph, sizes: Sequence[Any]) -> list[int]:
+    return [g.sizes(s) for s in sizes]
+
+
+def inside(g: Graph, node: Any, x: Value, d: int) -> Value | None:
+    """Where along a dim the value has elements, at its shape; None where it has no padding."""
+    b, result = g.b, None
+    parts = factors(g, node, d)
+    position = b.iota((x.shape[d],), 0, torch.int32)
+    stride = x.shape[d]
+    for size in parts:
+        padded = g.sizes(size)
+        stride //= max(padded, 1)
+        if is_symbolic(size):
+            index = b.remainder(*b.operands(b.divide(*b.operands(position, b.full((), stride, torch.int32))),
+                                            b.full((), padded, torch.int32)))  # fmt: skip
+            here = index < _i32(g, g.extent(size))
+            result = here if result is None else result & here
+    return None if result is None else b.broadcast_in_dim(result, x.shape, [d])
+
+
+def clear(g: Graph, node: Any, x: Any, value: Any, dims: Sequence[int] | None = None) -> Any:
+    """A node's value with `value` as its padding along some dims (all)."""
+    if not isinstance(x, Value):
+        return x
+    for d in range(x.ndim) if dims is None else dims:
+        here = inside(g, node, x, d)
+        if here is not None:
+            x = g.b.select(here, x, g.b.full((), value, x.dtype))
+    return x
+
+
+def dense(g: Graph, node: Any) -> Any:
+    """A node's value without padding inside its dims."""
+    x, like = g.env[node], fake(node)
+    if not isinstance(x, Value) or not any((node, d) in g.factors for d in range(x.ndim)):
+        return x
+    split = [size for d in range(x.ndim) for size in factors(g, node, d)]
+    marked = g.mark(g.b.reshape(x, _padded_dims(g, split)), split)
+    return g.whole(g.b.reshape(marked, g.sizes.shape(like.shape)), like.shape)
+
+
+def _reshape(g: Graph, node: Node) -> Value:
+    """A reshape that only joins and splits whole dims moves nothing."""
+    (source,) = node.all_input_nodes[:1]
+    left = [size for d in range(fake(source).ndim) for size in factors(g, source, d)]
+    groups: list[Factors] = []
+    for size in fake(node).shape:
+        group: list[Any] = []
+        rest = expression(size)
+        while rest != 1:
+            if not left:
+                raise _no_reshape(source, node)
+            factor = left.pop(0)
+            e = expression(factor)
+            quotient = rest / e
+            if quotient.is_Rational and not quotient.is_Integer and rest.is_Integer and e.is_Integer and e % rest == 0:
+                left.insert(0, int(e / rest))  # a fixed dim that is split
+                factor, quotient = int(rest), 1
+            elif not (quotient.is_Integer or not quotient.as_numer_denom()[1].free_symbols):
+                raise _no_reshape(source, node)
+            if expression(factor) != 1:
+                group.append(factor)
+            rest = expression_of(quotient)
+        groups.append(tuple(group) or (1,))
+    for d, group_ in enumerate(groups):
+        if any(is_symbolic(s) for s in group_):
+            _set_factors(g, node, d, group_)
+    padded = [_product_of(_padded_dims(g, group_)) for group_ in groups]
+    return g.b.reshape(g.env[source], padded)
+
+
+def _no_reshape(source: Node, node: Node) -> NotImplementedError:
+    return NotImplementedError(f"{node.target} from {list(fake(source).shape)} to {list(fake(node).shape)}")
+
+
+def expression_of(value: Any) -> Any:
+    """A sympy expression of a number or an expression."""
+    import sympy
+
+    return sympy.sympify(value)
+
+
+def _product_of(sizes: Sequence[int]) -> int:
+    result = 1
+    for s in sizes:
+        result *= s
+    return result
 
 
 # ---- ops of their own
@@ -94,10 +273,6 @@ def handler(*ops: OpOverload) -> Callable[[Handler], Handler]:
     return decorate
 
 
-def _fake(node: Any) -> Any:
-    return fake(node)
-
-
 def _i32(g: Graph, x: Any) -> Value:
     from .lower import Extent
 
@@ -106,6 +281,233 @@ def _i32(g: Graph, x: Any) -> Value:
 
 def _true_size(g: Graph, node: Any, dim: int) -> Value:
     return _i32(g, g.extent(fake(node).shape[dim]))
+
+
+def _product(g: Graph, node: Node, specs: Specs) -> Any:
+    """mm, bmm, addmm, baddbmm: zeros along the contracted dim; rows and columns stay as they are made."""
+    x: Any
+    y: Any
+    x, y = node.args[-2:]
+    rank = fake(x).ndim
+    left = clear(g, x, g.env[x], 0, [rank - 1])
+    right = clear(g, y, g.env[y], 0, [rank - 2])
+    if left.shape[-1] != right.shape[-2]:
+        raise NotImplementedError(f"{node.target}: one size, padded in different ways")
+    if factors(g, x, rank - 1) != factors(g, y, rank - 2):
+        left, right = dense(g, x), dense(g, y)
+        left, right = clear(g, x, left, 0, [rank - 1]), clear(g, y, right, 0, [rank - 2])
+    _set_factors(g, node, rank - 2, factors(g, x, rank - 2))
+    _set_factors(g, node, rank - 1, factors(g, y, rank - 1))
+    shape = (*left.shape[:-1], right.shape[-1])
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), g.env.__getitem__)
+    return g.lower(node, [*args[:-2], left, right], kwargs, [TensorSpec(shape, s.dtype) for s in specs if s])
+
+
+def _moved(g: Graph, node: Node, order: Sequence[int]) -> None:
+    for d, was in enumerate(order):
+        _set_factors(g, node, d, factors(g, node.args[0], was))
+
+
+@handler(aten.permute.default, aten.transpose.int, aten.t.default)
+def permute(g: Graph, node: Node, specs: Specs, x: Value, *dims: Any) -> Value:
+    order = list(range(x.ndim))
+    if node.target is aten.permute.default:
+        order = [d % x.ndim for d in dims[0]]
+    elif x.ndim > 1:
+        a, c = (d % x.ndim for d in dims) if dims else (0, 1)
+        order[a], order[c] = order[c], order[a]
+    _moved(g, node, order)
+    return g.b.transpose(x, order)
+
+
+@handler(aten.unsqueeze.default)
+def unsqueeze(g: Graph, node: Node, specs: Specs, x: Value, dim: int) -> Value:
+    dim %= x.ndim + 1
+    for d in range(x.ndim):
+        _set_factors(g, node, d + (d >= dim), factors(g, node.args[0], d))
+    return g.b.unsqueeze(x, dim)
+
+
+@handler(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default)
+def squeeze(g: Graph, node: Node, specs: Specs, x: Value, dims: Any = None) -> Value:
+    wanted = {d % x.ndim for d in ([dims] if isinstance(dims, int) else range(x.ndim) if dims is None else dims)}
+    shape = fake(node.args[0]).shape  # type: ignore[arg-type]
+    kept = [d for d in range(x.ndim) if d not in wanted or is_symbolic(shape[d]) or shape[d] != 1]
+    _moved(g, node, kept)
+    return g.b.reshape(x, [x.shape[d] for d in kept])
+
+
+@handler(aten.expand.default)
+def expand(g: Graph, node: Node, specs: Specs, x: Value, size: Any, *, implicit: bool = False) -> Value:
+    shape, rank = list(g.sizes.shape(fake(node).shape)), len(fake(node).shape)
+    for d in range(x.ndim):
+        if x.shape[d] != 1:
+            shape[d + rank - x.ndim] = x.shape[d]
+            _set_factors(g, node, d + rank - x.ndim, factors(g, node.args[0], d))
+    return g.b.broadcast_to(x, shape)
+
+
+_NEUTRAL: dict[Any, Callable[[torch.dtype], Any]] = {
+    aten.sum: lambda dtype: 0,
+    aten.any: lambda dtype: 0,
+    aten.all: lambda dtype: 1,
+    aten.prod: lambda dtype: 1,
+    aten.amax: dtypes.lowest,
+    aten.max: dtypes.lowest,
+    aten.logsumexp: dtypes.lowest,
+    aten.argmax: dtypes.lowest,
+    aten.amin: dtypes.highest,
+    aten.min: dtypes.highest,
+    aten.argmin: dtypes.highest,
+}
+
+
+def _reduced_dims(rank: int, dim: Any) -> list[int]:
+    dims = [dim] if isinstance(dim, int) else list(dim or [])
+    return sorted(d % rank for d in dims) if dims and rank else list(range(rank))
+
+
+@handler(
+    aten.sum.default, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.any.default, aten.any.dim,
+    aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims, aten.prod.default, aten.prod.dim_int,
+    aten.max.default, aten.min.default, aten.max.dim, aten.min.dim,
+    aten.logsumexp.default,
+)  # fmt: skip
+def reduction(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs: Any) -> Any:
+    dims = _reduced_dims(x.ndim, args[0] if args else kwargs.get("dim"))
+    keepdim = bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
+    of = node.args[0]
+    if node.target in (aten.max.dim, aten.min.dim) and (of, dims[0]) in g.factors:
+        raise NotImplementedError(f"{node.target} of a dim made of several")
+    neutral = _NEUTRAL[node.target.overloadpacket](x.dtype)  # type: ignore[union-attr]
+    kept = [d for d in range(x.ndim) if d not in dims]
+    for i, d in enumerate(kept):
+        _set_factors(g, node, d if keepdim else i, factors(g, of, d))
+    shape = tuple(1 if d in dims else x.shape[d] for d in range(x.ndim) if keepdim or d not in dims)
+    fitted = [TensorSpec(shape, s.dtype) for s in specs if s]
+    return g.lower(node, (clear(g, of, x, neutral, dims), *args), kwargs, fitted)
+
+
+@handler(aten.mean.dim, aten.mean.default)
+def mean(
+    g: Graph, node: Node, specs: Specs, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    (spec,) = specs
+    assert spec is not None
+    dims, of = _reduced_dims(x.ndim, dim), node.args[0]
+    x = clear(g, of, dense(g, of), 0, dims).to(g.b.opmath(spec.dtype))
+    return (g.b.reduce_sum(x, dims, keepdim) / _count(g, of, dims).to(x.dtype)).to(spec.dtype)
+
+
+def _count(g: Graph, node: Any, dims: Sequence[int]) -> Value:
+    count = g.b.full((), 1, torch.int32)
+    for d in dims:
+        count = count * _true_size(g, node, d)
+    return count
+
+
+@handler(aten.var.correction, aten.std.correction, aten.var_mean.correction)
+def var_mean(
+    g: Graph, node: Node, specs: Specs, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> Any:
+    b, of = g.b, node.args[0]
+    dims, x = _reduced_dims(x.ndim, dim), dense(g, of)
+    wide = b.opmath(x.dtype)
+    count = _count(g, of, dims).to(wide)
+    center = b.reduce_sum(clear(g, of, x.to(wide), 0, dims), dims, True) / count
+    deviation = clear(g, of, x.to(wide) - center, 0, dims)
+    degrees = b.maximum(count - b.scalar(1 if correction is None else correction, wide), 0.0)
+    variance = (b.reduce_sum(deviation * deviation, dims, keepdim) / degrees).to(x.dtype)
+    if node.target is aten.std.correction:
+        return b.sqrt(variance)
+    if node.target is aten.var.correction:
+        return variance
+    assert specs[1] is not None
+    return [variance, b.reshape(center, specs[1].shape).to(x.dtype)]
+
+
+@handler(aten.linalg_vector_norm.default)
+def norm(g: Graph, node: Node, specs: Specs, x: Value, ord: Any = 2, *args: Any, **kwargs: Any) -> Any:
+    if isinstance(ord, Value) or ord < 0:
+        raise NotImplementedError("linalg_vector_norm of an order below zero")
+    of = node.args[0]
+    return g.lower(node, (clear(g, of, dense(g, of), 0), ord, *args), kwargs, specs)
+
+
+@handler(aten.sort.default, aten.sort.stable)
+def sort(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs: Any) -> Any:
+    """Padding goes to the end: the sort is stable, so among equals it stays there."""
+    schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    named = {**dict(zip(schema[1:], args)), **kwargs}
+    of, dim = node.args[0], named.get("dim", -1) % x.ndim
+    last: Any = dtypes.lowest(x.dtype) if named.get("descending") else dtypes.highest(x.dtype)
+    if x.is_float and not named.get("descending"):
+        last = float("nan")
+    return g.lower(node, (clear(g, of, dense(g, of), last, [dim]), *args), kwargs, specs)
+
+
+@handler(aten._softmax.default, aten._log_softmax.default)
+def softmax(g: Graph, node: Node, specs: Specs, x: Value, dim: int, half_to_float: bool) -> Any:
+    for d in range(x.ndim):
+        _set_factors(g, node, d, factors(g, node.args[0], d))
+    x = clear(g, node.args[0], x, float("-inf"), [dim % x.ndim])
+    return g.lower(node, (x, dim, half_to_float), {}, [TensorSpec(x.shape, s.dtype) for s in specs if s])
+
+
+@handler(aten.argmax.default, aten.argmin.default)
+def arg_extreme(g: Graph, node: Node, specs: Specs, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
+    b, of = g.b, node.args[0]
+    worst = _NEUTRAL[node.target.overloadpacket](x.dtype)  # type: ignore[union-attr]
+    x = clear(g, of, dense(g, of), worst, None if dim is None else [dim % x.ndim])
+    if dim is not None or x.ndim < 2:
+        return g.lower(node, (x, dim, keepdim), {}, specs)
+    # The position in the flattened tensor, of its true sizes.
+    position = g.lower(node, (x, None, keepdim), {}, specs).to(torch.int64)
+    index, stride = b.full(position.shape, 0, torch.int64), b.full((), 1, torch.int64)
+    for d in reversed(range(x.ndim)):
+        size = b.full((), x.shape[d], torch.int64)
+        index = index + b.remainder(*b.operands(position, size)) * stride
+        position = b.divide(*b.operands(position, size))
+        stride = stride * _true_size(g, of, d).to(torch.int64)
+    return index
+
+
+@handler(aten.nll_loss_forward.default, aten.nll_loss_backward.default)
+def nll_loss(g: Graph, node: Node, specs: Specs, *args: Any) -> Any:
+    """Padding among the targets is ignored as PyTorch ignores ignore_index."""
+    backward = node.target is aten.nll_loss_backward.default
+    x, target = node.args[1:3] if backward else node.args[:2]
+    weight, reduction_, ignore_index = args[3:6] if backward else args[2:5]
+    if factors(g, x, 0) != factors(g, target, 0) or (weight is None and reduction_ == 0):
+        raise NotImplementedError(f"{node.target} without a reduction")
+    classes = clear(g, target, g.env[target], int(ignore_index))  # type: ignore[index]
+    logits = clear(g, x, g.env[x], 0)  # type: ignore[index]
+    if backward:
+        _set_factors(g, node, 0, factors(g, x, 0))
+        shaped = [TensorSpec(logits.shape, s.dtype) for s in specs if s]
+        return g.lower(node, (args[0], logits, classes, *args[3:]), {}, shaped)
+    return g.lower(node, (logits, classes, *args[2:]), {}, specs)
+
+
+@handler(
+    aten._scaled_dot_product_fused_attention_overrideable.default,
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+)
+def attention(g: Graph, node: Node, specs: Specs, *args: Any, **kwargs: Any) -> Any:
+    """A causal mask hides the padding, which is at the end."""
+    schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    named = {**dict(zip(schema, args)), **kwargs}
+    key = node.args[schema.index("key")]
+    if is_symbolic(fake(key).shape[2]) and not named.get("is_causal"):  # type: ignore[arg-type]
+        raise NotImplementedError(f"{node.target} without a causal mask")
+    value = {n: clear(g, n, dense(g, n), 0) for n in node.all_input_nodes}
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value.__getitem__)
+    return g.lower(node, args, kwargs, specs)
+
+
+def _only(value: Any) -> Value:
+    assert isinstance(value, Value)
+    return value
 
 
 def _from(g: Graph, x: Value, dim: int, start: Value, count: int) -> Value:
@@ -117,22 +519,21 @@ def _from(g: Graph, x: Value, dim: int, start: Value, count: int) -> Value:
     starts[dim] = start
     sizes = list(x.shape)
     sizes[dim] = count
-    return b.dynamic_slice(b.pad(g.whole(x), 0, [0] * x.ndim, high), starts, sizes)
+    return b.dynamic_slice(b.pad(x, 0, [0] * x.ndim, high), starts, sizes)
 
 
 @handler(aten.select.int)
 def select(g: Graph, node: Node, specs: Specs, x: Value, dim: int, index: int) -> Value:
     from .lower import Extent
 
-    dim %= x.ndim
-    size = _fake(node.args[0]).shape[dim]
+    x, dim = dense(g, node.args[0]), dim % x.ndim
+    size = fake(node.args[0]).shape[dim]  # type: ignore[arg-type]
     if not is_symbolic(size) or (not isinstance(index, Extent) and index >= 0):
-        return views.select(g.b, x, dim, int(index))
+        return _only(g.lower(node, (x, dim, int(index)), {}, specs))
     start = _i32(g, index)
-    if not isinstance(index, Extent) and index < 0:
+    if not isinstance(index, Extent):
         start = _true_size(g, node.args[0], dim) + start
-    part = _from(g, x, dim, start, 1)
-    return g.b.reshape(part, (*x.shape[:dim], *x.shape[dim + 1 :]))
+    return g.b.reshape(_from(g, x, dim, start, 1), (*x.shape[:dim], *x.shape[dim + 1 :]))
 
 
 @handler(aten.slice.Tensor)
@@ -141,21 +542,21 @@ def slice_(
 ) -> Value:
     from .lower import Extent
 
-    dim %= x.ndim
+    x, dim = dense(g, node.args[0]), dim % x.ndim
     shape = fake(node).shape
-    if step != 1 or not (is_symbolic(_fake(node.args[0]).shape[dim]) or is_symbolic(shape[dim])):
-        return views.slice_(g.b, x, dim, start, end, step)
-    count = g.sizes(shape[dim])
+    if not (is_symbolic(fake(node.args[0]).shape[dim]) or is_symbolic(shape[dim])):  # type: ignore[arg-type]
+        return _only(g.lower(node, (x, dim, start, end, step), {}, specs))
+    count = max((g.sizes(shape[dim]) - 1) * step + 1, 0)
     if start is None or (not isinstance(start, Extent) and start >= 0):
         begin = int(start or 0)
         if begin + count <= x.shape[dim]:
-            return g.b.slice_dim(g.whole(x) if begin else x, dim, begin, begin + count)
+            return g.b.slice_dim(x, dim, begin, begin + count, step)
         at = g.b.full((), begin, torch.int32)
     else:
         at = _i32(g, start)
         if not isinstance(start, Extent):
             at = _true_size(g, node.args[0], dim) + at
-    return _from(g, x, dim, at, count)
+    return g.b.slice_dim(_from(g, x, dim, at, count), dim, 0, count, step)
 
 
 @handler(aten.arange.start_step, aten.arange.default, aten.arange.start)
@@ -165,97 +566,10 @@ def arange(g: Graph, node: Node, specs: Specs, *args: Any, **kwargs: Any) -> Val
     assert spec is not None
     wide = torch.int64 if not spec.dtype.is_floating_point else spec.dtype
     steps = g.b.iota(spec.shape, 0, wide)
-    return steps * _number(g, step, wide) + _number(g, start, wide)
+    return (steps * _number(g, step, wide) + _number(g, start, wide)).to(spec.dtype)
 
 
 def _number(g: Graph, x: Any, dtype: torch.dtype) -> Value:
     from .lower import Extent
 
     return (x.true if isinstance(x, Extent) else g.b.scalar(x, dtype)).to(dtype)
-
-
-@handler(aten.mean.dim, aten.mean.default)
-def mean(
-    g: Graph, node: Node, specs: Specs, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
-) -> Value:
-    b = g.b
-    dims = [d % x.ndim for d in dim] if dim else list(range(x.ndim))
-    (spec,) = specs
-    assert spec is not None
-    wide = b.opmath(spec.dtype)
-    total = b.reduce_sum(x.to(wide), dims, keepdim)
-    return total / _count(g, node.args[0], dims).to(wide)
-
-
-def _count(g: Graph, node: Any, dims: Sequence[int]) -> Value:
-    count = g.b.full((), 1, torch.int32)
-    for d in dims:
-        count = count * _true_size(g, node, d)
-    return count
-
-
-@handler(aten.var.correction, aten.var_mean.correction)
-def var_mean(
-    g: Graph, node: Node, specs: Specs, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
-) -> Any:
-    b = g.b
-    dims = [d % x.ndim for d in dim] if dim else list(range(x.ndim))
-    wide = b.opmath(x.dtype)
-    count = _count(g, node.args[0], dims).to(wide)
-    center = b.reduce_sum(x.to(wide), dims, True) / count
-    deviation = x.to(wide) - center
-    degrees = b.maximum(count - b.scalar(1 if correction is None else correction, wide), 0.0)
-    variance = b.reduce_sum(deviation * deviation, dims, keepdim) / degrees
-    if node.target is aten.var.correction:
-        return variance
-    shape = specs[1].shape if specs[1] is not None else ()
-    return [variance, b.reshape(center, shape)]
-
-
-@handler(aten.sort.default, aten.sort.stable)
-def sort(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """XLA sorts padding to the end; positions are the dim's own."""
-    return g.lower(node, (x, *args), kwargs, specs)
-
-
-@handler(aten.cumsum.default)
-def cumsum(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs: Any) -> Any:
-    """What follows the elements does not matter to them."""
-    return g.lower(node, (g.whole(x), *args), kwargs, specs)
-
-
-@handler(aten.argmax.default, aten.argmin.default)
-def arg_extreme(g: Graph, node: Node, specs: Specs, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
-    b = g.b
-    lowest = node.target is aten.argmax.default
-    worst = _worst(x.dtype, lowest)
-    x = _filled(g, x, _fake(node.args[0]).shape, worst)
-    if dim is not None or x.ndim < 2:
-        return g.lower(node, (x, dim, keepdim), {}, specs)
-    # The position in the flattened tensor, of its true sizes.
-    flat = g.lower(node, (x, None, keepdim), {}, specs)
-    position, index = flat.to(torch.int64), b.full(flat.shape, 0, torch.int64)
-    stride = b.full((), 1, torch.int64)
-    for d in reversed(range(x.ndim)):
-        size = b.full((), x.shape[d], torch.int64)
-        index = index + b.remainder(position, size) * stride
-        position = b.divide(position, size)
-        stride = stride * _true_size(g, node.args[0], d).to(torch.int64)
-    return index
-
-
-def _worst(dtype: torch.dtype, lowest: bool) -> float | int | bool:
-    from torch_tpu.lowering import dtypes
-
-    return dtypes.lowest(dtype) if lowest else dtypes.highest(dtype)
-
-
-def _filled(g: Graph, x: Value, shape: Sequence[Any], value: Any) -> Value:
-    """The value with something of our own choice as padding, and unmarked."""
-    b = g.b
-    whole = g.whole(x)
-    for d, size in enumerate(shape):
-        if is_symbolic(size):
-            inside = b.iota(x.shape, d, torch.int32) < b.broadcast_to(_i32(g, g.extent(size)), x.shape)
-            whole = b.select(inside, whole, b.full(x.shape, value, x.dtype))
-    return whole

@@ -78,6 +78,8 @@ def why_not(node: Node) -> str:
         return ""
     if node.op != "call_function":
         return f"{node.op} {node.target}"
+    if isinstance(fake(node), torch.SymInt):
+        return ""  # a size is known from the arguments'
     if isinstance(node.target, HigherOrderOperator):
         return "a higher-order operator without a lowering"
     if isinstance(node.target, OpOverload):

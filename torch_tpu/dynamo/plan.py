@@ -13,7 +13,7 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
-from torch_tpu.compiler.program import SCALAR_DTYPES
+from torch_tpu.compiler.program import SCALAR_DTYPES, Scalars
 from torch_tpu.lowering import registry
 
 from .shapes import Sizes, expression, is_symbolic
@@ -60,6 +60,12 @@ class Plan:
     writes: list[tuple[int, int]] = field(default_factory=list)  # (result, parameter)
     outputs: list[tuple[int, int, Any]] = field(default_factory=list)  # (kind, index, constant): CompiledOutput
     draws: list[int] = field(default_factory=list)  # numbers each random op takes, in order
+
+
+def scalar_words(plan: Plan) -> int:
+    """The length of the scalar parameter: scalars, then seeds and offsets, then true sizes."""
+    scalars = sum(Scalars.words(p.kind) for p in plan.parameters if p.use == 1)
+    return scalars + 4 * len(plan.draws) + len(plan.symbols)
 
 
 def fake(node: Node) -> Any:
@@ -125,6 +131,8 @@ def make(
             plan.outputs.append((1, places[item.args[0]], None))
         elif item.op == "placeholder":
             plan.outputs.append((1, places[item], None))
+        elif isinstance(fake(item), int | torch.SymInt):
+            plan.outputs.append((2, 0, sizes(fake(item))))
         else:
             plan.outputs.append((0, slot(item), None))
     return plan

@@ -17,6 +17,7 @@ from torch_tpu.compiler import cache, flags
 from torch_tpu.compiler.options import CompileOptions, OptionValue
 from torch_tpu.compiler.program import SCALAR_DTYPES, stablehlo_version
 
+from . import autotune
 from . import plan as planning
 from .options import Options
 from .plan import Plan
@@ -145,4 +146,13 @@ def _executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[st
 
         return mlir.serialize(lower.module(plan, precision), stablehlo_version(client))
 
-    return compile_with(options.compiler_options), options.compiler_options
+    chosen = options.compiler_options
+    if options.autotune:
+        encoded = CompileOptions(device_ids=device_ids, overrides=chosen).encode()
+
+        def merged(candidate: Mapping[str, OptionValue]) -> Mapping[str, OptionValue]:
+            return {**candidate, **options.compiler_options}
+
+        key = cache.trace_key(b"autotune" + words, encoded, client)
+        chosen = merged(autotune.choose(key, plan, options.autotune_seconds, lambda c: compile_with(merged(c))))
+    return compile_with(chosen), chosen

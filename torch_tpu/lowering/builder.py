@@ -79,6 +79,7 @@ class Builder:
         self.hlo: Any = mlir.hlo
         self.chlo: Any = mlir.chlo
         self.context = mlir.context()
+        self.true_sizes: Sequence[Operand] = ()  # of the op being lowered, where its shape is padded
         self._inlined = 0
 
     # ---- programs

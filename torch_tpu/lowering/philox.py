@@ -57,12 +57,13 @@ def _split(b: Builder, x: Value) -> tuple[Value, Value]:
 
 def linear_index(b: Builder, shape: Dims, dtype: torch.dtype) -> Value:
     """Each element's row-major position, without reshaping (which would move data on a TPU)."""
+    sizes = b.true_sizes if len(b.true_sizes) == len(shape) else shape  # padding does not count as positions
     index = b.full(shape, 0, dtype)
-    stride = 1
+    stride = b.full((), 1, dtype)
     for d in reversed(range(len(shape))):
         if shape[d] > 1:
-            index = index + b.iota(shape, d, dtype) * b.full((), stride, dtype)
-        stride *= shape[d]
+            index = index + b.iota(shape, d, dtype) * stride
+        stride = stride * b.scalar(sizes[d], dtype)
     return index
 
 
