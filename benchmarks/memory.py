@@ -50,9 +50,7 @@ def jax_step(workload: str) -> float:
     """MiB of the jitted step with its state donated."""
     step, state, inputs = jax_programs.training_step(workload, [jax.numpy.asarray(x) for x in data(workload)])
     m = jax.jit(step, donate_argnums=(0, 1, 2)).lower(*state, *inputs).compile().memory_analysis()
-    return needed(
-        m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.alias_size_in_bytes
-    )
+    return needed(m.argument_size_in_bytes, m.output_size_in_bytes, m.temp_size_in_bytes, m.alias_size_in_bytes)
 
 
 def main() -> None:

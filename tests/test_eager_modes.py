@@ -48,7 +48,7 @@ def test_shape_and_dtype_errors_are_the_cpus(mode: str) -> None:
             lambda d: torch.ones(3, device=d).sum(2),
             lambda d: torch.nn.functional.linear(torch.ones(2, 3, device=d), torch.ones(4, 5, device=d)),
         ):
-            with pytest.raises(Exception) as expected:
+            with pytest.raises((RuntimeError, IndexError)) as expected:
                 op("cpu")
             with pytest.raises(type(expected.value)) as found:
                 op("tpu")
@@ -113,7 +113,7 @@ def test_far_too_large_a_tensor_fails_at_once(mode: str) -> None:
 
 
 def test_unknown_mode_lists_the_known() -> None:
-    with pytest.raises(ValueError, match="debug.*strict.*fused"), torch.tpu.set_eager_mode("lazy"):
+    with pytest.raises(ValueError, match=r"debug.*strict.*fused"), torch.tpu.set_eager_mode("lazy"):
         pass
 
 

@@ -42,8 +42,8 @@ class Flush:
     def __str__(self) -> str:
         found = "hit" if self.hit else f"miss, compiled in {self.compile_seconds:.2f} s: {self.difference}"
         return (
-            f"{self.reason:<12} {self.line or '-':<28} {self.nodes} nodes, {self.inputs} inputs, {self.outputs} outputs, "
-            f"{self.donated_bytes} bytes donated, key {self.key:016x}, {found}"
+            f"{self.reason:<12} {self.line or '-':<28} {self.nodes} nodes, {self.inputs} inputs, "
+            f"{self.outputs} outputs, {self.donated_bytes} bytes donated, key {self.key:016x}, {found}"
         )
 
 

@@ -119,7 +119,7 @@ class Config:
         16 << 30,
         _positive_size,
         lambda value: _C._set_fused_max_bytes(value),
-        "Fused mode hands over at the latest when the recorded results add up to so many bytes (or a text such as 16GB).",
+        "Fused mode hands over at the latest when its recorded results add up to this size (bytes, or a text: 16GB).",
     )
     memory_limit = Option[int | None](
         None,
