@@ -66,7 +66,8 @@ std::optional<Inferred> into_targets(const OpEntry& entry, c10::ArrayRef<c10::IV
   bool plain = true;
   size_t next = 0;
   for_each_target(entry, arguments, [&](const at::Tensor& tensor) {
-    plain = plain && next < results.size() && tensor.defined() && tensor.sizes() == at::IntArrayRef(results[next].sizes) &&
+    plain = plain && next < results.size() && tensor.defined() &&
+            tensor.sizes() == at::IntArrayRef(results[next].sizes) &&
             c10::canCast(results[next].dtype, tensor.scalar_type()) && is_dense(tensor.sizes(), tensor.strides());
     ++next;
     if (plain) inferred.outputs.push_back(output_meta(tensor));
@@ -79,7 +80,7 @@ std::optional<Inferred> into_targets(const OpEntry& entry, c10::ArrayRef<c10::IV
 }
 
 // A foreach op over lists of equal tensors does to each what it does to itself.
-std::optional<Inferred> foreach(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
+std::optional<Inferred> foreach (const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
   const std::string& name = entry.op.schema().name();
   const bool fused = name.rfind("aten::_fused_adam", 0) == 0 || name.rfind("aten::_fused_sgd", 0) == 0;
   static const std::unordered_set<std::string> others{"aten::_foreach_norm", "aten::_foreach_max",
@@ -131,7 +132,7 @@ OutputMeta output_meta(const at::Tensor& tensor) {
 }
 
 std::optional<Inferred> infer(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
-  if (auto inferred = foreach(entry, arguments)) return inferred;
+  if (auto inferred = foreach (entry, arguments)) return inferred;
   auto results = probe(entry, arguments);
   if (!results) return std::nullopt;
   if (entry.returns_targets) return into_targets(entry, arguments, *results);

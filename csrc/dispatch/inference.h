@@ -1,5 +1,5 @@
-// What an op returns, found out in C++ where that is possible: PyTorch's Python meta functions cost milliseconds, and the
-// first of them a second.
+// What an op returns, found out in C++ where that is possible: PyTorch's Python meta functions cost milliseconds, and
+// the first of them a second.
 #pragma once
 
 #include <optional>

@@ -65,8 +65,7 @@ bool is_recorded(const c10::OperatorHandle& op) {
 }
 
 torch::Library& aten_library() {
-  static auto* library =
-      new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
+  static auto* library = new torch::Library(torch::Library::IMPL, "aten", DispatchKey::PrivateUse1, __FILE__, __LINE__);
   return *library;
 }
 

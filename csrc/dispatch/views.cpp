@@ -19,8 +19,8 @@ namespace {
 // Grows the storage where sizes and strides reach beyond it, as at::native::resize_impl_cpu_ does.
 void fit_storage(at::Tensor& tensor) {
   const auto* impl = tensor.unsafeGetTensorImpl();
-  const size_t needed = at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), impl->itemsize(),
-                                                         impl->storage_offset());
+  const size_t needed =
+      at::detail::computeStorageNbytes(impl->sizes(), impl->strides(), impl->itemsize(), impl->storage_offset());
   if (impl->numel() > 0 && needed > tensor.storage().nbytes()) {
     resize_storage(tensor.storage().unsafeGetStorageImpl(), needed);
   }

@@ -59,8 +59,8 @@ std::string node_difference(const Signature& now, const Signature& before) {
   }
   for (size_t i = 0; i < std::min(now.outputs.size(), before.outputs.size()); ++i) {
     if (now.outputs[i].sizes != before.outputs[i].sizes) {
-      text << "result " << i << " of " << at_site(now) << ": size " << c10::IntArrayRef(now.outputs[i].sizes) << ", was "
-           << c10::IntArrayRef(before.outputs[i].sizes);
+      text << "result " << i << " of " << at_site(now) << ": size " << c10::IntArrayRef(now.outputs[i].sizes)
+           << ", was " << c10::IntArrayRef(before.outputs[i].sizes);
       return text.str();
     }
   }
@@ -143,8 +143,8 @@ std::string ProgramTable::difference(const ProgramDescription& description) cons
       ++common;
     }
     // The same op with other sizes at the first place is nearer than a program that has nothing in common.
-    const bool same_start = !nodes.empty() && !description.nodes.empty() &&
-                            nodes[0].signature->op == description.nodes[0].signature->op;
+    const bool same_start =
+        !nodes.empty() && !description.nodes.empty() && nodes[0].signature->op == description.nodes[0].signature->op;
     if (common + same_start >= longest && common + same_start > 0) {
       nearest = in_order_[i];
       longest = common + same_start;

@@ -17,8 +17,8 @@ class Program;
 // A point in the queue; done when all work enqueued before it has finished on the device.
 struct Marker {
   bool done() const { return finished.load(std::memory_order_acquire); }
-  void wait() const;          // releases the GIL while it waits
-  int64_t time_ns = 0;        // steady clock, valid once done
+  void wait() const;    // releases the GIL while it waits
+  int64_t time_ns = 0;  // steady clock, valid once done
   std::atomic<bool> finished{false};
 };
 
@@ -31,7 +31,8 @@ void synchronize(c10::DeviceIndex device);
 // True when nothing is recorded, queued or running.
 bool idle(c10::DeviceIndex device);
 
-// Blocks until the value is ready; throws its failure. The caller holds neither the recorder's lock nor a need for the GIL.
+// Blocks until the value is ready; throws its failure. The caller holds neither the recorder's lock nor a need for the
+// GIL.
 void wait(const Value& value);
 
 // One execution of a program.
@@ -40,7 +41,7 @@ struct Launch {
   c10::SmallVector<ValuePtr, 6> inputs;
   c10::SmallVector<ValuePtr, 4> outputs;
   std::vector<int32_t> scalars;
-  std::vector<int32_t> replaced;  // by output: the input whose place it took in a storage, or -1
+  std::vector<int32_t> replaced;      // by output: the input whose place it took in a storage, or -1
   c10::SmallVector<int64_t, 4> keep;  // inputs that stay although the program could take their buffers
   std::shared_ptr<Program> owner;     // of a program that may go before it has run
 };

@@ -192,8 +192,8 @@ c10::SmallVector<int32_t, 8> start_words(const StridedPlan& plan) {
   return words;
 }
 
-// A box that does not fill the array may lie elsewhere the next time (x[i] in a loop): its place is a runtime parameter,
-// also where it is 0.
+// A box that does not fill the array may lie elsewhere the next time (x[i] in a loop): its place is a runtime
+// parameter, also where it is 0.
 bool may_move(const StridedPlan& plan) { return plan.gather || plan.extent != plan.radix; }
 
 int64_t count_as(const Value& base, c10::ScalarType dtype) {
@@ -399,8 +399,9 @@ void Recorder::flush_and_check(c10::DeviceIndex device) {
     const size_t temporary = static_cast<size_t>(program->executable->memory_stats()["temp_bytes"]);
     const size_t allocated = static_cast<size_t>(memory::stats(device).bytes.current);
     TORCH_CHECK_WITH(OutOfMemoryError, allocated + temporary <= memory::limit(device), temporary,
-                     " bytes of temporary memory do not fit beside ", allocated, " bytes of tensors within the limit of ",
-                     memory::limit(device), "\nin ", describe(signature), "\n", memory::report(device));
+                     " bytes of temporary memory do not fit beside ", allocated,
+                     " bytes of tensors within the limit of ", memory::limit(device), "\nin ", describe(signature),
+                     "\n", memory::report(device));
   }
   for (const Node& node : nodes) {
     for (const ValuePtr& value : node.outputs) {

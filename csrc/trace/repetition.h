@@ -11,9 +11,9 @@
 namespace torch_tpu {
 
 // Watches the stream of one device between two natural boundaries (a host read, a step). An iteration is recognised by
-// an op that reads the same external value as before, at a distance p, while the last p nodes are those of the p before:
-// repeated layers read different weights and do not look like iterations. Nodes are the same if they have the same
-// signature and read results from the same distances back, whether or not a cut lies between.
+// an op that reads the same external value as before, at a distance p, while the last p nodes are those of the p
+// before: repeated layers read different weights and do not look like iterations. Nodes are the same if they have the
+// same signature and read results from the same distances back, whether or not a cut lies between.
 class Repetition {
  public:
   // To be called for each node, after it was appended.
@@ -33,7 +33,9 @@ class Repetition {
   };
   size_t size() const { return hashes_.size() - 1; }
   uint64_t window(size_t begin, size_t end);
-  bool repeats(size_t end, size_t period) { return window(end - period, end) == window(end - 2 * period, end - period); }
+  bool repeats(size_t end, size_t period) {
+    return window(end - period, end) == window(end - 2 * period, end - period);
+  }
   size_t best_cut(const Trace& trace, size_t period) const;
   void learn(size_t length, uint64_t hash);
 

@@ -21,8 +21,8 @@ Ref Trace::number(const ValuePtr& value) {
   return Ref{value->producer, value->number};
 }
 
-void Trace::append_node(const Signature& signature, c10::ArrayRef<ValuePtr> node_inputs,
-                        c10::ArrayRef<int32_t> words, Values outputs, bool starts_op) {
+void Trace::append_node(const Signature& signature, c10::ArrayRef<ValuePtr> node_inputs, c10::ArrayRef<int32_t> words,
+                        Values outputs, bool starts_op) {
   Node node{&signature,
             std::move(outputs),
             static_cast<uint32_t>(refs.size()),

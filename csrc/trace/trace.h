@@ -58,15 +58,15 @@ struct Trace {
 struct Outputs {
   std::vector<Ref> refs;
   std::vector<ValuePtr> values;
-  std::vector<int32_t> replaced;                          // by output: the input whose place it took, or -1
+  std::vector<int32_t> replaced;                         // by output: the input whose place it took, or -1
   std::vector<std::pair<uint32_t, uint32_t>> donations;  // (input, output)
   std::vector<uint32_t> initial;                         // nodes whose result's place some output took
 };
 
 Outputs live_outputs(const Trace& trace);
 
-// Marks the nodes that only initialise a state which the trace goes on to update (an optimizer's first step): run apart,
-// they leave the same program as every later step. Empty if there are none.
+// Marks the nodes that only initialise a state which the trace goes on to update (an optimizer's first step): run
+// apart, they leave the same program as every later step. Empty if there are none.
 std::vector<bool> initialisations(const Trace& trace, const Outputs& outputs);
 
 }  // namespace torch_tpu

@@ -45,7 +45,7 @@ struct Value final : c10::intrusive_ptr_target {
   // Storages (and readers in flight) that can still see the value; only a value that nobody holds may be donated,
   // and only one that somebody holds is an output of its program.
   std::atomic<int32_t> holders{0};
-  pjrt::Buffer buffer;               // set before state becomes kReady
+  pjrt::Buffer buffer;  // set before state becomes kReady
   // The same elements under other dims (of a padded program): the buffer is copied from it by the first launch that
   // needs it, so that what only another padded program reads is never copied.
   c10::intrusive_ptr<Value> source;
