@@ -181,3 +181,49 @@ def test_recurrent(kind: type[nn.RNNBase], packed: bool) -> None:
         return [out.detach().cpu(), *(g.cpu() for g in gradients if g is not None)]
 
     torch.testing.assert_close(run("tpu"), run("cpu"))
+
+
+# ---- joined sequences
+
+
+def _varlen(device: str, joined: bool, **options: Any) -> list[torch.Tensor]:
+    """Attention inside each sequence, as one call over joined tensors or as PyTorch's own call for each."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    lengths, key_lengths = [3, 0, 5, 2], [4, 1, 5, 6]
+    tensors = [torch.randn(sum(n), 4, 8) for n in (lengths, key_lengths, key_lengths)]
+    leaves = [x.to(device).requires_grad_() for x in tensors]
+    if joined:
+        ends = [torch.tensor([0, *n]).cumsum(0, dtype=torch.int32).to(device) for n in (lengths, key_lengths)]
+        out = varlen_attn(*leaves, *ends, max(lengths), max(key_lengths), **options)
+        assert isinstance(out, torch.Tensor)
+    else:
+        left, right = options.get("window_size", (-1, -1))
+        pieces = []
+        for q, k, v in zip(*(x.split(n) for x, n in zip(leaves, (lengths, key_lengths, key_lengths)))):
+            i = torch.arange(len(q))[:, None] + len(k) - len(q)
+            j = torch.arange(len(k))
+            seen = ((left < 0) | (j >= i - left)) & ((right < 0) | (j <= i + right))
+            mask = torch.where(seen, 0.0, -torch.inf)
+            pieces.append(F.scaled_dot_product_attention(*(x.transpose(0, 1) for x in (q, k, v)), mask).transpose(0, 1))
+        out = torch.cat(pieces)
+    out.backward(torch.linspace(-1, 1, out.numel()).reshape(out.shape).to(device))
+    return [out.detach().cpu(), *(x.grad.cpu() for x in leaves if x.grad is not None)]
+
+
+@pytest.mark.parametrize("window", [(-1, -1), (-1, 0), (2, 1)])
+def test_joined_sequences(window: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    ours = _varlen("tpu", True, window_size=window)
+    torch.manual_seed(0)
+    torch.testing.assert_close(ours, _varlen("cpu", False, window_size=window))
+
+
+def test_joined_sequences_into_a_tensor() -> None:
+    from torch.nn.attention.varlen import varlen_attn, varlen_attn_out
+
+    q = torch.randn(7, 2, 8, device="tpu")
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32, device="tpu")
+    out = torch.empty_like(q)
+    varlen_attn_out(out, q, q, q, ends, ends, 4, 4)
+    torch.testing.assert_close(out.cpu(), varlen_attn(q, q, q, ends, ends, 4, 4).cpu())
