@@ -125,7 +125,8 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
     }
   }
   for (const WriteBack& write : writes_) {
-    kept[write.argument] = THPVariable_Unpack(PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(write.argument)));
+    kept[write.argument] =
+        THPVariable_Unpack(PyList_GET_ITEM(arguments.ptr(), static_cast<Py_ssize_t>(write.argument)));
   }
   py::list returned(outputs_.size());
   for (size_t i = 0; i < outputs_.size(); ++i) {
@@ -188,7 +189,8 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
 }
 
 void bind_compiled(py::module_& m) {
-  m.def("_count", [](const std::string& name, int64_t n) { count(counter(name), n); }, py::arg("name"), py::arg("n") = 1);
+  m.def(
+      "_count", [](const std::string& name, int64_t n) { count(counter(name), n); }, py::arg("name"), py::arg("n") = 1);
   // parameters: (use, scalar kind, donated); results: (dtype, sizes, strides); writes: (result, argument);
   // outputs: (kind, index, constant).
   using Parameters = std::vector<std::tuple<int, int, bool, std::vector<int64_t>>>;
@@ -209,8 +211,8 @@ void bind_compiled(py::module_& m) {
            py::arg("sizes"), py::arg("logical"), py::arg("draws"));
   py::class_<CompiledProgram, std::shared_ptr<CompiledProgram>>(m, "CompiledProgram", py::dynamic_attr())
       .def(py::init([output_metas](std::shared_ptr<pjrt::Executable> executable, int device, std::string name,
-                       const Parameters& parameters, const Results& results, const Writes& writes,
-                       const Outputs& outputs, std::vector<uint64_t> draws) {
+                                   const Parameters& parameters, const Results& results, const Writes& writes,
+                                   const Outputs& outputs, std::vector<uint64_t> draws) {
              std::vector<CompiledParameter> params;
              for (const auto& [use, scalar, donated, padded] : parameters) {
                params.push_back({static_cast<ParameterUse>(use), static_cast<ScalarKind>(scalar), donated, padded});

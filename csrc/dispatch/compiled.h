@@ -22,7 +22,7 @@ enum class ParameterUse : uint8_t {
 struct CompiledParameter {
   ParameterUse use = ParameterUse::kTensor;
   ScalarKind scalar = ScalarKind::kFloat32;
-  bool donated = false;  // compiled so that its buffer may be taken, where nobody else sees it
+  bool donated = false;         // compiled so that its buffer may be taken, where nobody else sees it
   std::vector<int64_t> padded;  // the dims of the program's parameter, where they are not the tensor's sizes
 };
 
@@ -67,7 +67,7 @@ class CompiledProgram {
   std::vector<OutputMeta> results_;
   std::vector<WriteBack> writes_;
   std::vector<CompiledOutput> outputs_;
-  std::vector<uint64_t> draws_;  // how many random numbers each random op takes, in order
+  std::vector<uint64_t> draws_;        // how many random numbers each random op takes, in order
   std::vector<uint32_t> new_results_;  // results that become new tensors
 };
 
