@@ -84,6 +84,7 @@ bool done(const Point& point) {
 }
 
 void wait(const Point& point) {
+  check_fork();
   for (const auto& marker : point.markers) marker->wait();
 }
 
