@@ -103,6 +103,8 @@ at::Scalar local_scalar_dense(const at::Tensor& self) { return download(self, fa
 
 // A value is immutable, so a clone shares it until one side writes.
 at::Tensor clone(const at::Tensor& self, std::optional<at::MemoryFormat> format) {
+  if (C10_UNLIKELY(self.is_conj())) return at::conj_physical(at::_conj(self)).clone(format);
+  if (C10_UNLIKELY(self.is_neg())) return at::neg(at::_neg_view(self)).clone(format);
   at::Tensor result = at::empty_like(self, self.options(), format.value_or(at::MemoryFormat::Preserve));
   if (self.numel() != 0) copy_within(self, result);
   return result;
@@ -119,5 +121,10 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_to_copy", TORCH_FN(at::native::_to_copy));
   m.impl("copy_", TORCH_FN(at::native::copy_));
 }
+
+// PyTorch's fallbacks for lazily conjugated and negated tensors would hand a copy of the target to _copy_from, whose
+// schema does not say that it writes.
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
 
 }  // namespace torch_tpu
