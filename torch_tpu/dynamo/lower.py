@@ -149,11 +149,11 @@ class Graph:
 
     def _sized(self, value: Any, node: Node) -> Any:
         size = fake(node)
-        return (
-            self.extent(size)
-            if isinstance(size, torch.SymInt) and (self.symbols or node.op != "placeholder")
-            else value
-        )
+        if not isinstance(size, torch.SymInt):
+            return value
+        # An argument whose symbols have no numbers yet stays the number that the caller gives.
+        known = expression(size).free_symbols <= set(self.sizes.values)
+        return self.extent(size) if self.symbols or known or node.op != "placeholder" else value
 
     def mark(self, x: Value, shape: Sequence[Any]) -> Value:
         """The value with its true sizes."""
