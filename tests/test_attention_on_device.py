@@ -73,7 +73,9 @@ def test_what_is_fused(mode: str) -> None:
 
 def test_gradcheck_in_double() -> None:
     qkv = [x.double().to("tpu").requires_grad_() for x in _qkv()]
-    assert torch.autograd.gradcheck(lambda *x: F.scaled_dot_product_attention(*x, is_causal=True), qkv, fast_mode=True)
+    attend = lambda *x: F.scaled_dot_product_attention(*x, is_causal=True)
+    # XLA's CPU threads may sum in another order from run to run: the last bits of a double.
+    assert torch.autograd.gradcheck(attend, qkv, fast_mode=True, nondet_tol=1e-12)
 
 
 def test_dropout_draws_from_the_device_generator() -> None:

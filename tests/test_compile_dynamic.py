@@ -73,7 +73,7 @@ def cpu(value: Any) -> Any:
 
 
 def programs() -> int:
-    return len(torch.tpu.compiler.last_programs())
+    return int(torch.tpu.metrics().get("compiled_programs", 0))
 
 
 @pytest.mark.parametrize("name", OPS)

@@ -86,6 +86,8 @@ CompiledProgram::CompiledProgram(std::shared_ptr<pjrt::Executable> executable, c
       writes_(std::move(writes)),
       outputs_(std::move(outputs)),
       draws_(std::move(draws)) {
+  static Counter& made = counter("compiled_programs");
+  count(made);
   for (const CompiledOutput& output : outputs_) {
     const bool seen = std::find(new_results_.begin(), new_results_.end(), output.index) != new_results_.end();
     if (output.kind == CompiledOutput::Kind::kResult && !seen) new_results_.push_back(output.index);

@@ -149,11 +149,11 @@ class Graph:
 
     def _sized(self, value: Any, node: Node) -> Any:
         size = fake(node)
-        if not isinstance(size, torch.SymInt):
-            return value
-        # An argument whose symbols have no numbers yet stays the number that the caller gives.
-        known = expression(size).free_symbols <= set(self.sizes.values)
-        return self.extent(size) if self.symbols or known or node.op != "placeholder" else value
+        return (
+            self.extent(size)
+            if isinstance(size, torch.SymInt) and (self.symbols or node.op != "placeholder")
+            else value
+        )
 
     def mark(self, x: Value, shape: Sequence[Any]) -> Value:
         """The value with its true sizes."""
@@ -192,8 +192,10 @@ class Graph:
     def _call(self, node: Node) -> Any:
         if isinstance(fake(node), torch.SymInt):
             return None
-        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
         target = node.target
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
+        if isinstance(target, OpOverload) and not self.symbols:
+            args = self._counts(target, node.args, args)
         if target is COPY:
             return args[1]
         if isinstance(target, HigherOrderOperator):
@@ -209,6 +211,20 @@ class Graph:
 
             return padded.lower(self, node, specs, args, kwargs)
         return self.lower(node, args, kwargs, specs)
+
+    def _counts(self, op: OpOverload, nodes: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+        """The arguments with numbers for the sizes that an exact program must know, though its caller gives them too."""
+
+        def number(node: Any, value: Any) -> Any:
+            if isinstance(node, list | tuple):
+                return [number(n, v) for n, v in zip(node, value)]
+            return self.sizes(fake(node)) if isinstance(node, Node) and isinstance(value, Value) else value
+
+        types = (str(argument.type) for argument in op._schema.arguments)
+        return [
+            number(node, value) if type_ in ("int", "Optional[int]", "List[int]", "Optional[List[int]]") else value
+            for node, value, type_ in zip(nodes, values, types)
+        ]
 
     def lower(self, node: Node, args: Any, kwargs: Any, specs: Sequence[TensorSpec | None]) -> Any:
         """One op by its rule."""
