@@ -195,7 +195,7 @@ class Graph:
         target = node.target
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)
         if isinstance(target, OpOverload) and not self.symbols:
-            args = self._counts(target, node.args, args)
+            args = tuple(self._counts(target, node.args, args))
         if target is COPY:
             return args[1]
         if isinstance(target, HigherOrderOperator):
@@ -213,7 +213,7 @@ class Graph:
         return self.lower(node, args, kwargs, specs)
 
     def _counts(self, op: OpOverload, nodes: Sequence[Any], values: Sequence[Any]) -> list[Any]:
-        """The arguments with numbers for the sizes that an exact program must know, though its caller gives them too."""
+        """The arguments with numbers for the sizes that an exact program must know, though its caller gives them."""
 
         def number(node: Any, value: Any) -> Any:
             if isinstance(node, list | tuple):
