@@ -23,7 +23,8 @@ test: build
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 $(TESTS)
 
 demo: build
-	$(PY) examples/train_gpt.py --device tpu --layers 2 --heads 4 --width 128 --seq 128 --batch 16 --steps 300 --out out/demo
+	$(PY) examples/train_gpt.py --device tpu --layers 2 --heads 4 --width 128 --seq 128 --batch 16 --steps 1000 \
+		--lr 2e-3 --out out/demo
 
 lint: $(VENV)/.installed
 	$(VENV)/bin/ruff check .
