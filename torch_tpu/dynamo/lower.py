@@ -149,11 +149,7 @@ class Graph:
 
     def _sized(self, value: Any, node: Node) -> Any:
         size = fake(node)
-        return (
-            self.extent(size)
-            if isinstance(size, torch.SymInt) and (self.symbols or node.op != "placeholder")
-            else value
-        )
+        return self.extent(size) if isinstance(size, torch.SymInt) else value
 
     def mark(self, x: Value, shape: Sequence[Any]) -> Value:
         """The value with its true sizes."""

@@ -61,7 +61,7 @@ _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
 
 def why_not(node: Node) -> str:
     """Why the node cannot be padded; empty if it can."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or isinstance(fake(node), torch.SymInt):
         return ""
     values = [t for n in (node, *node.all_input_nodes) for t in tensors(fake(n))]
     if not any(is_symbolic(s) for t in values for s in t.shape):
