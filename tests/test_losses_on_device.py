@@ -49,6 +49,8 @@ CASES: dict[str, tuple[Loss, int]] = {
         lambda to, x: F.multilabel_margin_loss(x, to(LABELS), reduction="none").square().sum(),
         1,
     ),
+    "multi_margin of a number": (lambda to, x: F.multi_margin_loss(x[0, 0], to(torch.tensor(0))), 1),
+    "multilabel_margin of a number": (lambda to, x: F.multilabel_margin_loss(x[0, 0], to(torch.tensor(0))), 1),
     "multilabel_soft_margin": (lambda to, x: F.multilabel_soft_margin_loss(x, to(_probabilities(20)), to(WEIGHT)), 1),
     "hinge_embedding": (lambda to, x: F.hinge_embedding_loss(x, to(SIGNS)[:, None]), 1),
     "cosine_embedding": (lambda to, x, y: F.cosine_embedding_loss(x, y, to(SIGNS), margin=0.1), 2),

@@ -213,7 +213,7 @@ def _margins(b: Builder, x: Value, target: Value, margin: Operand) -> tuple[Valu
 
 def _rows(b: Builder, x: Value) -> Value:
     """A batch of one where PyTorch takes a single sample."""
-    return b.reshape(x, (1, *x.shape)) if x.ndim < 2 else x
+    return b.reshape(x, (1, x.numel)) if x.ndim < 2 else x
 
 
 @lower(aten.multi_margin_loss.default, static=("p",))
