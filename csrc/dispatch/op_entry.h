@@ -42,10 +42,11 @@ struct OpEntry {
   std::vector<size_t> targets;      // parameters that receive results, in order
   bool returns_targets = false;     // in-place and out ops: the results go to the targets alone
   bool random = false;
-  int probability = -1;              // the parameter whose zero means that nothing is drawn
-  bool wide = false;                 // its scalars travel in double precision
-  bool counted = false;              // the size of its result follows from its numbers
-  bool cpu_tensors_allowed = false;  // index tensors may live on the host
+  int probability = -1;                          // the parameter whose zero means that nothing is drawn
+  std::vector<std::pair<size_t, size_t>> keeps;  // the first, a target, stays as it is unless the second is given
+  bool wide = false;                             // its scalars travel in double precision
+  bool counted = false;                          // the size of its result follows from its numbers
+  bool cpu_tensors_allowed = false;              // index tensors may live on the host
   c10::DispatchKey composite = c10::DispatchKey::Undefined;
   PyObject* python = nullptr;  // a function over tensors; lives as long as the process
   PyObject* when = nullptr;    // says of a recorded op's arguments, as meta tensors, whether to call that instead

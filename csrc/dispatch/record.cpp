@@ -493,6 +493,16 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
     s->fallback = true;
     return Recorder::get().signatures.insert(std::move(s));
   }
+  for (const auto& [kept, unless] : entry.keeps) {
+    if (!entry.returns_targets || !arguments[unless].isNone()) continue;
+    size_t output = 0;
+    for (size_t target : entry.targets) {
+      for_each_tensor(arguments[target], [&](const at::Tensor&) {
+        if (target == kept) s->outputs[output].dtype = c10::ScalarType::Undefined;
+        ++output;
+      });
+    }
+  }
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!entry.parameters[i].out) {
       s->arguments.push_back(describe_argument(arguments[i], entry.parameters[i], call.wide));

@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import check
 
-from torch_tpu.lowering.registry import rule_for
+from torch_tpu.lowering.registry import resolve, rule_for
 
 aten = torch.ops.aten
 
@@ -121,3 +121,8 @@ def test_narrow_parameters_are_updated_in_float32() -> None:
     steps = [torch.tensor(3.0), torch.tensor(3.0)]
     hyper = {"lr": 0.01, "beta1": 0.9, "beta2": 0.99, "weight_decay": 0.0, "eps": 1e-8}
     check(aten._fused_adam.default, params, grads, avgs, squares, [], steps, **hyper, amsgrad=False, maximize=False)
+
+
+def test_gradients_are_written_only_where_they_are_unscaled() -> None:
+    for name in ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"):
+        assert resolve(f"aten::{name}", "").keeps == (("grads", "grad_scale"),)

@@ -146,6 +146,9 @@ def amp_update_scale(
 
 # ---- fused optimizers
 
+# The schemas let every fused optimizer write the gradients; it does so only where it unscales them.
+TRAITS: Any = {"wide": True, "keeps": [("grads", "grad_scale")]}
+
 Lists = tuple["list[Value]", ...]
 Step = Callable[..., "tuple[Value | None, ...]"]
 
@@ -243,11 +246,11 @@ def _adam(decoupled: bool) -> Callable[..., Lists]:
     return rule
 
 
-lower(aten._fused_adam.default, aten._fused_adam.tensor_lr, wide=True)(_adam(decoupled=False))
-lower(aten._fused_adamw.default, aten._fused_adamw.tensor_lr, wide=True)(_adam(decoupled=True))
+lower(aten._fused_adam.default, aten._fused_adam.tensor_lr, **TRAITS)(_adam(decoupled=False))
+lower(aten._fused_adamw.default, aten._fused_adamw.tensor_lr, **TRAITS)(_adam(decoupled=True))
 
 
-@lower(aten._fused_sgd.default, aten._fused_sgd.tensor_lr, wide=True)
+@lower(aten._fused_sgd.default, aten._fused_sgd.tensor_lr, **TRAITS)
 def fused_sgd(
     b: Builder,
     params: list[Value],
@@ -304,10 +307,10 @@ def _adagrad(
     return _fused(b, (params, grads, state_sums), update, maximize, grad_scale, found_inf, state_steps)
 
 
-lower(aten._fused_adagrad.tensor_lr, wide=True)(_adagrad)
+lower(aten._fused_adagrad.tensor_lr, **TRAITS)(_adagrad)
 
 
-@lower(aten._fused_adagrad.default, wide=True)
+@lower(aten._fused_adagrad.default, **TRAITS)
 def fused_adagrad(
     b: Builder, params: list[Value], grads: list[Value], state_sums: list[Value], steps: list[Value], **kwargs: Any
 ) -> Lists:

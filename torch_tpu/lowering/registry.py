@@ -36,6 +36,7 @@ class Rule:
     mutates: tuple[str, ...] = ()
     random: bool | str = False
     wide: bool = False
+    keeps: tuple[tuple[str, str], ...] = ()
     kind: Literal["native", "decompose", "python"] = "native"
 
 
@@ -50,6 +51,7 @@ class Resolution:
     hidden: the rule returns new values of `mutates` after the results (the schema does not show the mutation).
     random: the rule takes `rng`; the name of an argument means: unless that is zero.
     wide: its scalars travel in double precision.
+    keeps: (a, b) - of the arguments that receive results, `a` stays as it is unless `b` is given.
     fn: the function over tensors to call: always for "python", for "record" when `when` says so of the call's
         arguments as meta tensors (asked once a signature).
     """
@@ -61,6 +63,7 @@ class Resolution:
     hidden: bool = False
     random: bool | str = False
     wide: bool = False
+    keeps: tuple[tuple[str, str], ...] = ()
     fn: RuleFn | None = None
     when: Callable[..., bool] | None = None
     reason: str = ""
@@ -103,11 +106,13 @@ def lower(
     mutates: Sequence[str] = (),
     random: bool | str = False,
     wide: bool = False,
+    keeps: Sequence[tuple[str, str]] = (),
 ) -> Callable[[F], F]:
     """Register the decorated function as the rule of these overloads (a packet means all its functional ones)."""
 
     def decorate(fn: F) -> F:
-        _register(ops, fn=fn, static=frozenset(static), mutates=tuple(mutates), random=random, wide=wide)
+        traits = {"random": random, "wide": wide, "keeps": tuple(keeps)}
+        _register(ops, fn=fn, static=frozenset(static), mutates=tuple(mutates), **traits)
         return fn
 
     return decorate
@@ -247,7 +252,7 @@ def resolve(name: str, overload: str) -> Resolution:
     )
     when, fn = _python_calls.get(op, (None, None))
     mutates, hidden = shown or rule.mutates, bool(rule.mutates)
-    return Resolution("record", rule.op, dynamic, mutates, hidden, rule.random, rule.wide, fn, when)
+    return Resolution("record", rule.op, dynamic, mutates, hidden, rule.random, rule.wide, rule.keeps, fn, when)
 
 
 def _filling_outs(op: OpOverload, fn: RuleFn) -> RuleFn:
