@@ -97,6 +97,7 @@ void OpEntry::resolve() {
     random = !drawn.is(py::bool_(false));
     if (py::isinstance<py::str>(drawn)) probability = *op.schema().argumentIndexWithName(drawn.cast<std::string>());
     wide = resolution.attr("wide").cast<bool>();
+    products = resolution.attr("products").cast<bool>();
     for (const auto& [kept, unless] :
          resolution.attr("keeps").cast<std::vector<std::pair<std::string, std::string>>>()) {
       keeps.emplace_back(*op.schema().argumentIndexWithName(kept), *op.schema().argumentIndexWithName(unless));

@@ -45,6 +45,7 @@ struct OpEntry {
   int probability = -1;                          // the parameter whose zero means that nothing is drawn
   std::vector<std::pair<size_t, size_t>> keeps;  // the first, a target, stays as it is unless the second is given
   bool wide = false;                             // its scalars travel in double precision
+  bool products = false;                         // it may multiply matrices, in the precision that the user has set
   bool counted = false;                          // the size of its result follows from its numbers
   bool cpu_tensors_allowed = false;              // index tensors may live on the host
   c10::DispatchKey composite = c10::DispatchKey::Undefined;

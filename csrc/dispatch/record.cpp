@@ -163,11 +163,17 @@ uint64_t count_of_result(OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
   return static_cast<uint64_t>(meta[0].toTensor().numel());
 }
 
+// Asking costs more than the rest of the key: only of the ops that it makes a difference to.
+at::Float32MatmulPrecision matmul_precision(const OpEntry& entry) {
+  return entry.products ? at::globalContext().float32MatmulPrecision() : at::Float32MatmulPrecision::HIGHEST;
+}
+
 void encode(Call& call, c10::ArrayRef<c10::IValue> arguments) {
   // The default dtype decides results such as that of a true division of integers.
+  const c10::ScalarType default_dtype = c10::get_default_dtype_as_scalartype();
   call.key.push_back(call.entry.id);
-  call.key.push_back(static_cast<uint64_t>(c10::get_default_dtype_as_scalartype()));
-  call.wide = call.entry.wide || c10::get_default_dtype_as_scalartype() == c10::ScalarType::Double;
+  call.key.push_back(static_cast<uint64_t>(default_dtype) << 8 | static_cast<uint64_t>(matmul_precision(call.entry)));
+  call.wide = call.entry.wide || default_dtype == c10::ScalarType::Double;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const Parameter& parameter = call.entry.parameters[i];
     const c10::IValue& value = arguments[i];
@@ -468,6 +474,8 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   s->key.assign(call.key.begin(), call.key.end());
   s->op = entry.functional;
   s->overload = entry.functional_overload;
+  s->default_dtype = c10::get_default_dtype_as_scalartype();
+  s->matmul_precision = matmul_precision(entry);
   s->site = user_site();
 
   const bool fills = entry.functional == "aten::fill" || entry.functional == "aten::zero";  // each element alike

@@ -51,7 +51,10 @@ py::object signature_object(const Signature& signature) {
     outputs.append(m.dtype == c10::ScalarType::Undefined ? py::object(py::none())
                                                          : py::make_tuple(dtype_object(m.dtype), dims_tuple(m.sizes)));
   }
-  return py::make_tuple(signature.id, signature.op, signature.overload, arguments, inputs, outputs, signature.site);
+  static constexpr const char* kPrecisions[] = {"highest", "high", "medium"};
+  return py::make_tuple(signature.id, signature.op, signature.overload, arguments, inputs, outputs,
+                        dtype_object(signature.default_dtype),
+                        kPrecisions[static_cast<size_t>(signature.matmul_precision)], signature.site);
 }
 
 py::object ref_object(const Ref& ref) { return py::make_tuple(ref.node, ref.index); }

@@ -1,6 +1,7 @@
 // What makes two recorded ops the same program: op, tensor metadata and static arguments, never a value.
 #pragma once
 
+#include <ATen/Context.h>
 #include <ATen/core/ivalue.h>
 
 #include <string>
@@ -52,6 +53,8 @@ struct Signature {
   std::vector<c10::IValue> constants;  // what the op returns that is no tensor
   std::vector<OutputMeta> resized;     // out= arguments: the shape each must have
   uint32_t scalar_words = 0;
+  c10::ScalarType default_dtype = c10::ScalarType::Float;                             // as it was when recorded
+  at::Float32MatmulPrecision matmul_precision = at::Float32MatmulPrecision::HIGHEST;  // the same, of an op of products
   bool python = false;    // a call for the op's Python function, not to be recorded
   bool fallback = false;  // PyTorch has no meta function for it: run it on the CPU
   std::string site;       // "file:line" of the user's code that first recorded it

@@ -10,6 +10,8 @@ import torch
 from harness import check, lower, run
 from samples import check_once_rounded, is_exact, sample
 
+from torch_tpu.lowering import mlir
+
 aten = torch.ops.aten
 
 FLOATS = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -107,3 +109,24 @@ def test_float32_precision_follows_torch() -> None:
             assert "HIGH" not in str(lower(aten.mm.default, (sample(2, 2).bfloat16(),) * 2, {})[0])
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_eager_products_have_the_precision_that_was_set_when_they_were_recorded() -> None:
+    x = torch.rand(17, 19, device="tpu")
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("highest")
+        exact = x @ x.t()
+        torch.set_float32_matmul_precision("medium")
+        rough = (x + 1) @ x.t()
+        torch.set_float32_matmul_precision("highest")
+        torch.testing.assert_close(exact.cpu() + x.sum(1).cpu(), rough.cpu())
+    finally:
+        torch.set_float32_matmul_precision(before)
+    [flush] = [f for f in torch.tpu.explain().flushes if "test_matmul" in f.line and f.nodes >= 4]
+    with mlir.context().ctx as context:
+        module = mlir.hlo.deserialize_portable_artifact(context, flush.stablehlo())
+        products = [line for line in str(module).splitlines() if "dot_general" in line]
+    assert len(products) == 2
+    assert "HIGHEST" in products[0]
+    assert "HIGH" not in products[1]

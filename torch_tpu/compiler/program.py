@@ -10,7 +10,7 @@ import torch
 
 from torch_tpu import _C
 
-from . import cache, platform
+from . import cache, flags, platform
 from .options import CompileOptions
 
 if TYPE_CHECKING:
@@ -51,11 +51,14 @@ class Signature:
     arguments: Sequence[Any]
     inputs: Sequence[Spec]
     outputs: Sequence[Spec | None]
+    default_dtype: torch.dtype
+    matmul_precision: str
     site: str
 
     def key(self) -> tuple[Any, ...]:
         """What decides the lowering; the same in every process."""
-        return (self.op, self.overload, self.arguments, self.outputs)
+        precision = flags.matmul_precision(self.matmul_precision)
+        return (self.op, self.overload, self.arguments, self.outputs, self.default_dtype, precision)
 
 
 def build(description: dict[str, Any]) -> _C.Executable:
@@ -91,7 +94,7 @@ def _trace(description: dict[str, Any], signatures: dict[int, Signature]) -> byt
     order = {id_: i for i, id_ in enumerate(dict.fromkeys(id_ for id_, _, _ in description["nodes"]))}
     nodes = [(order[id_], refs, word) for id_, refs, word in description["nodes"]]
     parts = (description["inputs"], [signatures[id_].key() for id_ in order], nodes, description["outputs"])
-    return repr((parts, description["donations"], description["scalar_words"], torch.get_default_dtype())).encode()
+    return repr((parts, description["donations"], description["scalar_words"])).encode()
 
 
 def lower(description: dict[str, Any], signatures: dict[int, Signature], version: str, platform_name: str) -> bytes:
@@ -102,7 +105,7 @@ def lower(description: dict[str, Any], signatures: dict[int, Signature], version
     parameters = [TensorSpec(dims, dtype) for dtype, dims in description["inputs"]]
     if description["scalar_words"]:
         parameters.append(TensorSpec((description["scalar_words"],), torch.int32))
-    b = Builder(platform=platform_name)
+    b = Builder(platform=platform_name)  # its numerics are each node's own
     with b.program(parameters, dict(description["donations"])) as inputs:
         results: list[list[Value | None]] = [list(inputs)]
         words = inputs[-1] if description["scalar_words"] else None
@@ -175,11 +178,14 @@ def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], 
     specs = [None if spec is None else TensorSpec(spec[1], spec[0]) for spec in signature.outputs]
     if signature.op.startswith("torch_tpu::"):
         return [view.RULES[signature.op](b, specs[0], *arguments)]
+    b.default_dtype = signature.default_dtype
     op = _overload(signature.op, signature.overload)
+    rule = registry.rule_for(op)
+    asked = signature.matmul_precision if rule is None or registry.makes_products(rule) else None
+    b.matmul_precision = asked and flags.matmul_precision(asked)
     schema = op._schema.arguments
     positional = [value for value, argument in zip(arguments, schema) if not argument.kwarg_only]
     keywords = {argument.name: value for value, argument in zip(arguments, schema) if argument.kwarg_only}
-    rule = registry.rule_for(op)
     named = {argument.name: value for value, argument in zip(arguments, schema)}
     if rule is not None and registry.draws(rule, named):
         keywords["rng"] = scalars.pair(torch.uint64)

@@ -73,7 +73,9 @@ class Builder:
         self.outputs = list(outputs)
         self.platform = platform
         self.default_dtype = default_dtype or torch.get_default_dtype()
-        self.matmul_precision = matmul_precision or flags.matmul_precision(torch.get_float32_matmul_precision())
+        self.matmul_precision: str | None = matmul_precision or flags.matmul_precision(
+            torch.get_float32_matmul_precision()
+        )
         self.m: Any = mlir
         self.ir: Any = mlir.ir
         self.hlo: Any = mlir.hlo
@@ -702,7 +704,12 @@ class Builder:
 
     def precision(self, dtype: torch.dtype) -> str:
         """The precision of contractions of this dtype: as torch.set_float32_matmul_precision asks, one pass where
-        that is exact (bfloat16, float8, integers)."""
+        that is exact (bfloat16, float8, integers). LoweringError: the rule's family is not among registry._PRODUCTS, so
+        that no program's key holds the precision."""
+        if self.matmul_precision is None:
+            from .registry import LoweringError
+
+            raise LoweringError("a rule multiplies matrices, but its family is not among registry._PRODUCTS")
         exact = dtypes.is_integral(dtype) or (dtype.itemsize < 4 and dtype != torch.float16)
         return "DEFAULT" if exact else _PRECISION[self.matmul_precision]
 

@@ -51,6 +51,7 @@ class Resolution:
     hidden: the rule returns new values of `mutates` after the results (the schema does not show the mutation).
     random: the rule takes `rng`; the name of an argument means: unless that is zero.
     wide: its scalars travel in double precision.
+    products: it may multiply matrices, in the precision that is set when it is called.
     keeps: (a, b) - of the arguments that receive results, `a` stays as it is unless `b` is given.
     fn: the function over tensors to call: always for "python", for "record" when `when` says so of the call's
         arguments as meta tensors (asked once a signature).
@@ -63,6 +64,7 @@ class Resolution:
     hidden: bool = False
     random: bool | str = False
     wide: bool = False
+    products: bool = False
     keeps: tuple[tuple[str, str], ...] = ()
     fn: RuleFn | None = None
     when: Callable[..., bool] | None = None
@@ -195,6 +197,19 @@ def _find(name: str, overload: str) -> OpOverload | None:
     return getattr(packet, overload or "default", None) if packet is not None else None
 
 
+# The families whose rules multiply matrices.
+_PRODUCTS = {
+    "attention",
+    "convolution",
+    "ctc",
+    "grouped",
+    "jax_inline",
+    "linalg",
+    "matmul",
+    "recurrent",
+    "resize",
+    "transformer",
+}
 _FACTORY = {"dtype", "layout", "device", "pin_memory"}
 
 
@@ -252,7 +267,19 @@ def resolve(name: str, overload: str) -> Resolution:
     )
     when, fn = _python_calls.get(op, (None, None))
     mutates, hidden = shown or rule.mutates, bool(rule.mutates)
-    return Resolution("record", rule.op, dynamic, mutates, hidden, rule.random, rule.wide, rule.keeps, fn, when)
+    return Resolution(
+        "record",
+        rule.op,
+        dynamic,
+        mutates,
+        hidden,
+        random=rule.random,
+        wide=rule.wide,
+        products=makes_products(rule),
+        keeps=rule.keeps,
+        fn=fn,
+        when=when,
+    )
 
 
 def _filling_outs(op: OpOverload, fn: RuleFn) -> RuleFn:
@@ -269,6 +296,11 @@ def _filling_outs(op: OpOverload, fn: RuleFn) -> RuleFn:
         return targets[0] if len(targets) == 1 else tuple(targets)
 
     return call_out
+
+
+def makes_products(rule: Rule) -> bool:
+    """Whether the rule may ask for `Builder.precision`."""
+    return rule.kind == "decompose" or rule.fn.__module__.rpartition(".")[2] in _PRODUCTS
 
 
 def draws(rule: Rule, arguments: Mapping[str, Any]) -> bool:
