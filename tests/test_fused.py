@@ -351,3 +351,19 @@ def test_caps_are_options() -> None:
             x = x + x.sin() * (i + 1)
         x.cpu()
     assert torch.tpu.metrics()["flushes.node cap"] > before
+
+
+def test_programs_not_used_for_longest_are_forgotten_and_come_back() -> None:
+    def run(width: int) -> torch.Tensor:
+        return (torch.arange(width, device="tpu") * 3).cpu()
+
+    with torch.tpu.config.patch(max_programs=8):
+        before = torch.tpu.metrics().get("program_evictions", 0)
+        for width in range(100, 124):
+            assert run(width).tolist() == [3 * i for i in range(width)]
+        assert torch.tpu.metrics()["program_evictions"] - before >= 16
+        assert run(100)[-1] == 297
+    forgotten = [flush for flush in torch.tpu.explain().flushes if flush.executable is None]
+    assert forgotten
+    with pytest.raises(RuntimeError, match="forgotten"):
+        forgotten[0].stablehlo()

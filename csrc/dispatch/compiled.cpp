@@ -104,8 +104,7 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
   ensure_initialized();
   const size_t count = parameters_.size();
   auto launch = std::make_unique<Launch>();
-  launch->program = program_.get();
-  launch->owner = program_;
+  launch->program = program_;
   c10::SmallVector<Holder, 32> inputs;
   c10::SmallVector<at::Tensor, 8> kept;  // arguments that are needed after the list is emptied
   kept.resize(count);

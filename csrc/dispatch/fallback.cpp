@@ -4,6 +4,7 @@
 #include <mutex>
 #include <unordered_set>
 
+#include "../trace/metrics.h"
 #include "op_entry.h"
 
 namespace torch_tpu {
@@ -32,7 +33,7 @@ void run_on_cpu(OpEntry& entry, torch::jit::Stack* stack, const std::string& rea
   TORCH_CHECK_NOT_IMPLEMENTED(policy.load() != FallbackPolicy::kError, name, " would run on the CPU (", reason,
                               "), and torch.tpu.config.cpu_fallback is \"error\"; set it to \"warn\" or \"silent\" to "
                               "allow that");
-  count(*entry.fallbacks);
+  count(counter("cpu_fallback." + name));
   static Counter& total = counter("cpu_fallbacks");
   count(total);
   if (policy.load() == FallbackPolicy::kWarn && first_time(entry.id)) {

@@ -116,9 +116,6 @@ void OpEntry::resolve() {
                     ? c10::DispatchKey::CompositeExplicitAutogradNonFunctional
                     : c10::DispatchKey::CompositeExplicitAutograd;
   }
-  std::string full = op.schema().name();
-  if (!op.schema().overload_name().empty()) full += "." + op.schema().overload_name();
-  fallbacks = &counter("cpu_fallback." + full);
   kind.store(result, std::memory_order_release);
 }
 

@@ -9,8 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "../trace/metrics.h"
-
 namespace torch_tpu {
 
 // How the record kernel treats a parameter of a schema.
@@ -52,7 +50,6 @@ struct OpEntry {
   PyObject* python = nullptr;  // a function over tensors; lives as long as the process
   PyObject* when = nullptr;    // says of a recorded op's arguments, as meta tensors, whether to call that instead
   std::string reason;          // of a fallback
-  Counter* fallbacks = nullptr;
 
  private:
   std::mutex mutex_;

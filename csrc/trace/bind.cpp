@@ -111,22 +111,24 @@ void bind_trace(py::module_& m) {
   m.def("_set_debug_check_memory", [](bool on) { Recorder::get().debug_check_memory = on; });
   m.def("_set_fused_max_nodes", [](size_t nodes) { Recorder::get().max_nodes = nodes; });
   m.def("_set_fused_max_bytes", [](size_t bytes) { Recorder::get().max_bytes = bytes; });
+  m.def("_set_max_programs", [](size_t programs) { Recorder::get().programs().capacity = programs; });
   m.def("_launch_log", [] {
     auto lock = Recorder::get().lock();
     py::list records;
-    for (const LaunchRecord& r : Recorder::get().launch_log()) {
-      const ProgramDescription& d = r.program->description;
-      records.append(py::make_tuple(r.reason, r.program->site, d.nodes.size(), d.inputs.size(), d.outputs.size(),
-                                    hash_words(r.program->key.data(), r.program->key.size()), r.known, r.donated_bytes,
-                                    r.program->compile_seconds, r.program->difference, r.program->executable));
+    for (const LaunchRecord& r : Recorder::get().programs().log()) {
+      const ProgramSummary& s = *r.summary;
+      const std::shared_ptr<const Program> program = r.program.lock();
+      records.append(py::make_tuple(r.reason, s.site, s.nodes, s.inputs, s.outputs, s.key, r.known, r.donated_bytes,
+                                    s.compile_seconds.load(), s.difference, program ? program->executable : nullptr));
     }
     return records;
   });
   m.def("_program_description", [](uint64_t key) -> py::object {
     auto lock = Recorder::get().lock();
-    for (const LaunchRecord& r : Recorder::get().launch_log()) {
-      if (hash_words(r.program->key.data(), r.program->key.size()) == key) {
-        return description_object(r.program->description);
+    for (const LaunchRecord& r : Recorder::get().programs().log()) {
+      if (r.summary->key != key) continue;
+      if (const std::shared_ptr<const Program> program = r.program.lock()) {
+        return description_object(program->description);
       }
     }
     return py::none();

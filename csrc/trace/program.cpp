@@ -9,6 +9,16 @@
 
 namespace torch_tpu {
 
+Program::Program(std::vector<uint64_t> key, ProgramDescription description, std::string site, std::string difference)
+    : key(std::move(key)), description(std::move(description)) {
+  summary->key = hash_words(this->key.data(), this->key.size());
+  summary->nodes = this->description.nodes.size();
+  summary->inputs = this->description.inputs.size();
+  summary->outputs = this->description.outputs.size();
+  summary->site = std::move(site);
+  summary->difference = std::move(difference);
+}
+
 Program::State Program::wait() {
   if (state_.load(std::memory_order_acquire) == State::kCompiling) {
     std::unique_lock<std::mutex> lock(mutex_);
@@ -52,9 +62,9 @@ class CompileThreads {
     for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { run(); });
   }
 
-  void push(Program* program) {
+  void push(std::shared_ptr<Program> program) {
     std::lock_guard<std::mutex> lock(mutex_);
-    pending_.push_back(program);
+    pending_.push_back(std::move(program));
     changed_.notify_one();
   }
 
@@ -71,18 +81,19 @@ class CompileThreads {
  private:
   void run() {
     while (true) {
-      Program* program;
+      std::shared_ptr<Program> program;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] { return stopped_ || !pending_.empty(); });
         if (pending_.empty()) return;
-        program = pending_.front();
+        program = std::move(pending_.front());
         pending_.pop_front();
       }
       const auto start = std::chrono::steady_clock::now();
       try {
         auto executable = build_program(program->description);
-        program->compile_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        program->summary->compile_seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
         program->finish(std::move(executable));
       } catch (const std::exception& error) {
         auto failure = std::make_shared<Failure>();
@@ -94,7 +105,7 @@ class CompileThreads {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Program*> pending_;
+  std::deque<std::shared_ptr<Program>> pending_;
   bool stopped_ = false;
   std::vector<std::thread> threads_;
 };
@@ -106,7 +117,7 @@ CompileThreads& compile_threads() {
 
 }  // namespace
 
-void compile_async(Program* program) { compile_threads().push(program); }
+void compile_async(std::shared_ptr<Program> program) { compile_threads().push(std::move(program)); }
 
 void shutdown_compile_threads() { compile_threads().stop(); }
 

@@ -36,15 +36,21 @@ struct ProgramDescription {
   uint32_t scalar_words = 0;
 };
 
+// What torch.tpu.explain() says of a program, also when the program itself is gone.
+struct ProgramSummary {
+  uint64_t key = 0;
+  size_t nodes = 0, inputs = 0, outputs = 0;
+  std::string site;                        // the user's line that handed it over first
+  std::string difference;                  // from the most similar program that was known then
+  std::atomic<double> compile_seconds{0};  // loading from the cache included; set when ready
+};
+
 class Program {
  public:
   enum class State : uint8_t { kCompiling, kReady, kFailed };
 
-  Program(std::vector<uint64_t> key, ProgramDescription description, std::string site = {}, std::string difference = {})
-      : key(std::move(key)),
-        description(std::move(description)),
-        site(std::move(site)),
-        difference(std::move(difference)) {}
+  Program(std::vector<uint64_t> key, ProgramDescription description, std::string site = {},
+          std::string difference = {});
 
   // Blocks until compiled or failed. Not to be called with the GIL held.
   State wait();
@@ -53,9 +59,8 @@ class Program {
 
   const std::vector<uint64_t> key;
   const ProgramDescription description;
-  const std::string site;        // the user's line that handed it over first
-  const std::string difference;  // from the most similar program that was known then
-  double compile_seconds = 0;    // loading from the cache included; set when ready
+  const std::shared_ptr<ProgramSummary> summary = std::make_shared<ProgramSummary>();
+  uint64_t used = 0;  // when it was last launched, by the clock of the program table
   std::shared_ptr<pjrt::Executable> executable;
   std::shared_ptr<Failure> failure;
 
@@ -69,7 +74,7 @@ class Program {
 std::string describe(const ProgramDescription& description);
 
 // Compiles on the compile threads; the program is kCompiling until then.
-void compile_async(Program* program);
+void compile_async(std::shared_ptr<Program> program);
 void shutdown_compile_threads();
 
 }  // namespace torch_tpu

@@ -70,35 +70,57 @@ std::string node_difference(const Signature& now, const Signature& before) {
 
 }  // namespace
 
-Program* ProgramTable::find_or_compile(const Trace& trace, Outputs& outputs, c10::DeviceIndex device,
-                                       const char* reason) {
+std::shared_ptr<Program> ProgramTable::find_or_compile(const Trace& trace, Outputs& outputs, c10::DeviceIndex device,
+                                                       const char* reason) {
   static Counter& programs = counter("programs");
   std::vector<uint64_t> key = trace.key;
   key.push_back(~static_cast<uint64_t>(device));
-  auto& bucket = programs_[hash_words(key.data(), key.size())];
-  Program* program = find(bucket, key, trace, outputs);
+  const uint64_t hash = hash_words(key.data(), key.size());
+  std::shared_ptr<Program> program = find(programs_[hash], key, trace, outputs);
   const bool known = program != nullptr;
   if (!known) {
     count(programs);
+    make_room();
     ProgramDescription description = describe(trace, outputs, device);
     std::string why = difference(description);
-    bucket.push_back(std::make_unique<Program>(std::move(key), std::move(description), user_site(), std::move(why)));
-    program = bucket.back().get();
-    in_order_.push_back(program);
+    program = std::make_shared<Program>(std::move(key), std::move(description), user_site(), std::move(why));
+    programs_[hash].push_back(program);
+    in_order_.push_back(program.get());
     compile_async(program);
   }
+  program->used = ++clock_;
   size_t donated = 0;
   for (const auto& donation : outputs.donations) donated += trace.inputs[donation.first]->nbytes();
   if (log_.size() == kLogSize) log_.pop_front();
-  log_.push_back({reason, program, known, donated});
+  log_.push_back({reason, program->summary, program, known, donated});
   return program;
 }
 
-Program* ProgramTable::find(const std::vector<std::unique_ptr<Program>>& bucket, const std::vector<uint64_t>& key,
-                            const Trace& trace, Outputs& outputs) const {
+void ProgramTable::make_room() {
+  static Counter& evictions = counter("program_evictions");
+  if (in_order_.size() < capacity) return;
+  std::vector<uint64_t> used;
+  for (const Program* program : in_order_) used.push_back(program->used);
+  const auto oldest = used.begin() + used.size() / 4;
+  std::nth_element(used.begin(), oldest, used.end());
+  const auto kept = [&](const Program* program) { return program->used > *oldest; };
+  const auto forgotten = std::stable_partition(in_order_.begin(), in_order_.end(), kept);
+  count(evictions, in_order_.end() - forgotten);
+  in_order_.erase(forgotten, in_order_.end());
+  for (auto entry = programs_.begin(); entry != programs_.end();) {
+    Bucket& bucket = entry->second;
+    bucket.erase(
+        std::remove_if(bucket.begin(), bucket.end(), [&](const auto& program) { return !kept(program.get()); }),
+        bucket.end());
+    entry = bucket.empty() ? programs_.erase(entry) : std::next(entry);
+  }
+}
+
+std::shared_ptr<Program> ProgramTable::find(const Bucket& bucket, const std::vector<uint64_t>& key, const Trace& trace,
+                                            Outputs& outputs) const {
   const auto same = [](const Ref& a, const Ref& b) { return a.word() == b.word(); };
   const auto less = [](const Ref& a, const Ref& b) { return a.word() < b.word(); };
-  Program* superset = nullptr;
+  std::shared_ptr<Program> superset;
   for (const auto& program : bucket) {
     if (program->key != key) continue;
     const ProgramDescription& known = program->description;
@@ -109,10 +131,10 @@ Program* ProgramTable::find(const std::vector<std::unique_ptr<Program>>& bucket,
     if (!may_donate) continue;
     if (known.outputs.size() == outputs.refs.size() && known.donations.size() == outputs.donations.size() &&
         std::equal(known.outputs.begin(), known.outputs.end(), outputs.refs.begin(), same)) {
-      return program.get();
+      return program;
     }
     if (std::includes(known.outputs.begin(), known.outputs.end(), outputs.refs.begin(), outputs.refs.end(), less)) {
-      superset = program.get();
+      superset = program;
     }
   }
   if (superset == nullptr) return nullptr;

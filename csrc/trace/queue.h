@@ -37,13 +37,12 @@ void wait(const Value& value);
 
 // One execution of a program.
 struct Launch {
-  Program* program = nullptr;
+  std::shared_ptr<Program> program;
   c10::SmallVector<ValuePtr, 6> inputs;
   c10::SmallVector<ValuePtr, 4> outputs;
   std::vector<int32_t> scalars;
   std::vector<int32_t> replaced;      // by output: the input whose place it took in a storage, or -1
   c10::SmallVector<int64_t, 4> keep;  // inputs that stay although the program could take their buffers
-  std::shared_ptr<Program> owner;     // of a program that may go before it has run
 };
 
 // Copies a ready value to the host under the dims of `value`, whose source it may be.

@@ -391,7 +391,7 @@ void Recorder::boundary(c10::DeviceIndex device) {
 void Recorder::flush_and_check(c10::DeviceIndex device) {
   const std::vector<Node> nodes = streams_[device].trace.nodes;
   if (nodes.empty()) return;
-  Program* program = flush(device, FlushReason::kOp);
+  const std::shared_ptr<Program> program = flush(device, FlushReason::kOp);
   const auto is_aten = [](const Node& node) { return node.signature->op.rfind("torch_tpu::", 0) != 0; };
   const auto main = std::find_if(nodes.begin(), nodes.end(), is_aten);
   const Signature& signature = *(main == nodes.end() ? nodes.back() : *main).signature;
@@ -423,7 +423,7 @@ void Recorder::flush_all(FlushReason reason) {
 }
 
 // A natural boundary: all that is recorded goes, and the stream starts anew.
-Program* Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
+std::shared_ptr<Program> Recorder::flush(c10::DeviceIndex device, FlushReason reason) {
   Stream& stream = streams_[device];
   stream.step_done = false;
   stream.cuts.clear();
@@ -442,7 +442,7 @@ void Recorder::hand_over(c10::DeviceIndex device, size_t count, FlushReason reas
   launch(std::move(piece), device, reason);
 }
 
-Program* Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) {
+std::shared_ptr<Program> Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) {
   Outputs outputs = live_outputs(piece);
   if (outputs.refs.empty()) return nullptr;
   const std::vector<bool> initial = initialisations(piece, outputs);
@@ -458,7 +458,7 @@ Program* Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reas
   for (const ValuePtr& value : outputs.values) value->state.store(Value::State::kQueued, std::memory_order_release);
   work->outputs.assign(std::make_move_iterator(outputs.values.begin()), std::make_move_iterator(outputs.values.end()));
   work->replaced = std::move(outputs.replaced);
-  Program* program = work->program;
+  std::shared_ptr<Program> program = work->program;
   enqueue_launch(std::move(work));
   return program;
 }

@@ -67,12 +67,12 @@ class Recorder {
 
   // The end of one aten op: where strict and debug mode hand over, and fused mode looks at its caps.
   void boundary(c10::DeviceIndex device);
-  Program* flush(c10::DeviceIndex device, FlushReason reason);  // nullptr if there was nothing to run
+  std::shared_ptr<Program> flush(c10::DeviceIndex device, FlushReason reason);  // nullptr if there was nothing to run
   void flush_all(FlushReason reason);
   bool empty(c10::DeviceIndex device) { return streams_[device].trace.nodes.empty(); }
   // The optimizer has stepped: a boundary, once the next op is recorded. By then the gradients, dead, are no outputs.
   void step_done();
-  const std::deque<LaunchRecord>& launch_log() const { return programs_.log(); }
+  ProgramTable& programs() { return programs_; }
 
   SignatureTable signatures;
   // What debug mode looks at after each op, on request.
@@ -108,7 +108,7 @@ class Recorder {
   const Signature& resize_signature(const Value& base, c10::IntArrayRef base_strides, size_t count);
   void flush_and_check(c10::DeviceIndex device);
   void hand_over(c10::DeviceIndex device, size_t count, FlushReason reason);
-  Program* launch(Trace piece, c10::DeviceIndex device, FlushReason reason);
+  std::shared_ptr<Program> launch(Trace piece, c10::DeviceIndex device, FlushReason reason);
 
   std::recursive_mutex mutex_;
   std::atomic<EagerMode> mode_{EagerMode::kFused};

@@ -27,16 +27,17 @@ class Flush:
     difference: str
     """What differed from the most similar program known when this one first came."""
     executable: _C.Executable | None
-    """For its memory_stats() and cost_analysis(); None while it compiles, or if that failed."""
+    """For its memory_stats() and cost_analysis(); None while it compiles, if that failed, or once it is evicted."""
 
     def stablehlo(self, platform: str = "tpu") -> bytes:
         """The program as a portable StableHLO artifact, lowered for a platform (tpu or cpu), as `dryrun.compile_for`
-        takes it. A program that 4096 flushes have followed is forgotten."""
+        takes it. A program that 4096 flushes have followed, or that torch.tpu.config.max_programs has evicted, is
+        forgotten."""
         from torch_tpu.compiler import program
 
         description = _C._program_description(self.key)
         if description is None:
-            raise RuntimeError("4096 flushes have followed: the program is forgotten")
+            raise RuntimeError("the program is forgotten: 4096 flushes have followed, or it was evicted")
         return program.artifact(description, platform)
 
     def __str__(self) -> str:

@@ -121,6 +121,13 @@ class Config:
         lambda value: _C._set_fused_max_bytes(value),
         "Fused mode hands over at the latest when its recorded results add up to this size (bytes, or a text: 16GB).",
     )
+    max_programs = Option(
+        2048,
+        _positive,
+        lambda value: _C._set_max_programs(value),
+        "Beyond so many compiled programs the eager modes let go of those not used for longest; the disk cache still has "
+        "them.",
+    )
     memory_limit = Option[int | None](
         None,
         _memory_size,
