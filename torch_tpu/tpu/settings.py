@@ -125,7 +125,7 @@ class Config:
         2048,
         _positive,
         lambda value: _C._set_max_programs(value),
-        "Beyond so many compiled programs the eager modes let go of those not used for longest; the disk cache still has "
+        "Beyond so many compiled programs the eager modes let go of those not used for longest; the disk cache has "
         "them.",
     )
     memory_limit = Option[int | None](
