@@ -68,6 +68,12 @@ def test_extreme_constants() -> None:
     assert results[5].item() == 1 + 2j
 
 
+def test_comparisons_of_constants_know_their_sign() -> None:
+    pairs = [(0, -1), (-1, 0), (-2, 3), (3, -2)]
+    results = compute(lambda b: [b.compare(b.full((1,), p, torch.int32), "LE", q) for p, q in pairs])
+    assert [bool(r) for r in results] == [p <= q for p, q in pairs]
+
+
 def test_regions() -> None:
     def body(b: Builder, x: Value, flag: Value) -> list[Value]:
         (chosen,) = b.if_(flag, lambda: x + 1, lambda: x * 2)

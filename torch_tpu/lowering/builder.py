@@ -339,8 +339,12 @@ class Builder:
         """stablehlo.compare: direction is EQ, NE, LT, LE, GT or GE."""
         x, y = self.operands(x, y)
         attr = self.hlo.ComparisonDirectionAttr.get(direction)
-        kind = self.hlo.ComparisonTypeAttr.get("TOTALORDER") if total_order and x.is_float else None
-        return Value(self, self.hlo.compare(x.ir, y.ir, attr, compare_type=kind), x.shape, torch.bool)
+        if x.is_float or x.is_complex:
+            kind = "TOTALORDER" if total_order and x.is_float else "FLOAT"
+        else:  # without its type, XLA folds a comparison of signed constants as one of unsigned ones
+            kind = "SIGNED" if x.dtype.is_signed else "UNSIGNED"
+        type_ = self.hlo.ComparisonTypeAttr.get(kind)
+        return Value(self, self.hlo.compare(x.ir, y.ir, attr, compare_type=type_), x.shape, torch.bool)
 
     def select(self, pred: Value, x: Operand, y: Operand) -> Value:
         """x where pred, else y; all three broadcast."""

@@ -1,13 +1,12 @@
 """Factorizations and solvers of linear algebra.
 
 Cholesky and triangular solves are StableHLO's own. LU and QR are loops over columns: LU of narrow panels between
-matrix products. What needs eigenvalues is left to the CPU's LAPACK, which is far faster than rotations in a loop.
+matrix products.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +14,7 @@ import torch
 from . import dtypes
 from .indices import take_along
 from .matmul import matrix_product
+from .matrices import adjoint_of, column_at, common_batch, diagonal, identity, like, repeat, stacked, triangle
 from .meta import meta
 from .pointwise import conjugate
 from .registry import lower, python_op
@@ -29,62 +29,6 @@ PANEL = 64
 MAX_PANELS = 4
 
 
-# ---- stacks of matrices
-
-
-def _stacked(b: Builder, x: Value, lead: int = 2) -> Value:
-    """With one batch dim in front of the last `lead` dims."""
-    return b.reshape(x, (math.prod(x.shape[: x.ndim - lead]), *x.shape[x.ndim - lead :]))
-
-
-def _like(b: Builder, x: Value, index: int) -> Value:
-    """In the shape that PyTorch expects of the result at this place."""
-    spec = b.outputs[index]
-    assert spec is not None
-    return b.reshape(x, spec.shape)
-
-
-def _adjoint(b: Builder, x: Value) -> Value:
-    return conjugate(b, b.swap_dims(x, x.ndim - 2, x.ndim - 1))
-
-
-def _identity(b: Builder, shape: Sequence[int], dtype: torch.dtype) -> Value:
-    return b.iota(shape, 1, torch.int32).eq(b.iota(shape, 2, torch.int32)).to(dtype)
-
-
-def _triangle(b: Builder, x: Value, lower: bool, offset: int = 0) -> Value:
-    """The part on and below (or above) a diagonal, zeros elsewhere."""
-    rows, columns = (b.iota(x.shape, x.ndim - d, torch.int32) for d in (2, 1))
-    keep = columns <= rows + offset if lower else columns >= rows + offset
-    return b.select(keep, x, b.full((), 0, x.dtype))
-
-
-def _diagonal(b: Builder, x: Value) -> Value:
-    """(batch, n) of (batch, n, n)"""
-    here = b.iota(x.shape, 1, torch.int32).eq(b.iota(x.shape, 2, torch.int32))
-    return b.reduce_sum(b.select(here, x, b.full((), 0, x.dtype)), [2])
-
-
-def _common_batch(b: Builder, *xs: Value) -> list[Value]:
-    """Stacks whose batch dims are broadcast against each other."""
-    batch = b.broadcast_shape(*(x.shape[:-2] for x in xs))
-    return [_stacked(b, b.broadcast_to(x, (*batch, *x.shape[-2:]))) for x in xs]
-
-
-def _repeat(b: Builder, count: int, state: Sequence[Value], body: Callable[..., Sequence[Value]]) -> list[Value]:
-    """state = body(i, *state) for each i below count."""
-    if count == 0:
-        return list(state)
-    start = b.full((), 0, torch.int32)
-    return b.while_loop([start, *state], lambda i, *_: i < count, lambda i, *s: [i + 1, *body(i, *s)])[1:]
-
-
-def _column(b: Builder, x: Value, k: Value) -> Value:
-    """(batch, rows)"""
-    zero = b.full((), 0, torch.int32)
-    return b.reshape(b.dynamic_slice(x, [zero, zero, k], (*x.shape[:2], 1)), x.shape[:2])
-
-
 # ---- Cholesky and triangular solves
 
 
@@ -93,21 +37,21 @@ def _order_of_failure(b: Builder, a: Value) -> Value:
     rows = b.iota(a.shape[:2], 1, torch.int32)
 
     def step(k: Value, a: Value, info: Value) -> list[Value]:
-        column = _column(b, a, k)
+        column = column_at(b, a, k)
         pivot = b.reduce_sum(b.select(rows.eq(k), column, b.full((), 0, a.dtype)), [1])
         real = b.real(pivot) if pivot.is_complex else pivot
         info = b.select(info.eq(0) & ~(real > 0.0), k + 1, info)
         scaled = b.divide(column, b.broadcast_in_dim(pivot, column.shape, [0]))
         return [a - b.unsqueeze(scaled, 2) * b.unsqueeze(conjugate(b, column), 1), info]
 
-    return _repeat(b, a.shape[1], [a, b.full(a.shape[:1], 0, torch.int32)], step)[1]
+    return repeat(b, a.shape[1], [a, b.full(a.shape[:1], 0, torch.int32)], step)[1]
 
 
 @lower(aten.linalg_cholesky_ex)
 def cholesky_ex(b: Builder, x: Value, *, upper: bool = False, check_errors: bool = False) -> list[Value]:
-    a = _stacked(b, x)
-    a = _adjoint(b, a) if upper else a
-    factor = _triangle(b, b.cholesky(a), True)
+    a = stacked(b, x)
+    a = adjoint_of(b, a) if upper else a
+    factor = triangle(b, b.cholesky(a), True)
     first = b.reduce_sum(b.real(factor) if factor.is_complex else factor, [1, 2])  # NaN where it failed
     failed = b.is_nan(first)
     none = b.full(failed.shape, 0, torch.int32)
@@ -115,14 +59,14 @@ def cholesky_ex(b: Builder, x: Value, *, upper: bool = False, check_errors: bool
         info = none
     else:
         (info,) = b.if_(b.reduce_or(failed), lambda: [_order_of_failure(b, a)], lambda: [none])
-    return [_like(b, _adjoint(b, factor) if upper else factor, 0), _like(b, info, 1)]
+    return [like(b, adjoint_of(b, factor) if upper else factor, 0), like(b, info, 1)]
 
 
 @lower(aten.cholesky)
 def cholesky(b: Builder, x: Value, upper: bool = False) -> Value:
-    a = _stacked(b, x)
-    factor = _triangle(b, b.cholesky(_adjoint(b, a) if upper else a), True)
-    return _like(b, _adjoint(b, factor) if upper else factor, 0)
+    a = stacked(b, x)
+    factor = triangle(b, b.cholesky(adjoint_of(b, a) if upper else a), True)
+    return like(b, adjoint_of(b, factor) if upper else factor, 0)
 
 
 def _cholesky_solve(b: Builder, factor: Value, rhs: Value, upper: bool) -> Value:
@@ -134,33 +78,33 @@ def _cholesky_solve(b: Builder, factor: Value, rhs: Value, upper: bool) -> Value
 
 @lower(aten._cholesky_solve_helper)
 def cholesky_solve(b: Builder, rhs: Value, factor: Value, upper: bool) -> Value:
-    factor, rhs = _common_batch(b, factor, rhs)
-    return _like(b, _cholesky_solve(b, factor, rhs, upper), 0)
+    factor, rhs = common_batch(b, factor, rhs)
+    return like(b, _cholesky_solve(b, factor, rhs, upper), 0)
 
 
 @lower(aten.cholesky_inverse)
 def cholesky_inverse(b: Builder, x: Value, upper: bool = False) -> Value:
-    factor = _stacked(b, x)
-    return _like(b, _cholesky_solve(b, factor, _identity(b, factor.shape, factor.dtype), upper), 0)
+    factor = stacked(b, x)
+    return like(b, _cholesky_solve(b, factor, identity(b, factor.shape, factor.dtype), upper), 0)
 
 
 @lower(aten.linalg_solve_triangular)
 def solve_triangular(
     b: Builder, a: Value, rhs: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Value:
-    a, rhs = _common_batch(b, a, rhs)
+    a, rhs = common_batch(b, a, rhs)
     out = b.triangular_solve(a, rhs, left_side=left, lower=not upper, unit_diagonal=unitriangular)
-    return _like(b, out, 0)
+    return like(b, out, 0)
 
 
 @lower(aten.triangular_solve)
 def triangular_solve(
     b: Builder, rhs: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> list[Value]:
-    a, rhs = _common_batch(b, a, rhs)
+    a, rhs = common_batch(b, a, rhs)
     how = "TRANSPOSE" if transpose else "NO_TRANSPOSE"
     out = b.triangular_solve(a, rhs, left_side=True, lower=not upper, unit_diagonal=unitriangular, transpose=how)
-    return [_like(b, out, 0), _like(b, a, 1)]
+    return [like(b, out, 0), like(b, a, 1)]
 
 
 # ---- LU
@@ -177,7 +121,7 @@ def _lu_panel(b: Builder, a: Value, pivoting: bool) -> list[Value]:
 
     def step(k: Value, a: Value, pivots: Value, order: Value) -> list[Value]:
         at_k = rows.eq(k)
-        column = _column(b, a, k)
+        column = column_at(b, a, k)
         pivot = b.broadcast_to(k, (batch,))
         if pivoting:
             size = b.abs(b.real(column)) + b.abs(b.imag(column)) if a.is_complex else b.abs(column)
@@ -191,7 +135,7 @@ def _lu_panel(b: Builder, a: Value, pivoting: bool) -> list[Value]:
 
         upper, moved = row(at_pivot), row(at_k)
         a = b.select(b.unsqueeze(at_k, 2), upper, b.select(b.unsqueeze(at_pivot, 2), moved, a))
-        column = _column(b, a, k)
+        column = column_at(b, a, k)
         head = b.reduce_sum(b.select(at_k, column, zero), [1])
         head = spread(b.select(head.eq(zero), b.full((), 1, a.dtype), head))
         factors = b.select(rows > k, b.divide(column, head), zero)
@@ -205,7 +149,7 @@ def _lu_panel(b: Builder, a: Value, pivoting: bool) -> list[Value]:
         return [a, b.select(here, b.broadcast_in_dim(pivot + 1, pivots.shape, [0]), pivots), order]
 
     count = min(m, n)
-    return _repeat(b, count, [a, b.full((batch, count), 0, torch.int32), rows], step)
+    return repeat(b, count, [a, b.full((batch, count), 0, torch.int32), rows], step)
 
 
 def _take_rows(b: Builder, x: Value, order: Value) -> Value:
@@ -244,7 +188,7 @@ def _info(b: Builder, factors: Value) -> Value:
     if count == 0:
         return b.full(factors.shape[:1], 0, torch.int32)
     head = b.slice(factors, [0, 0, 0], [factors.shape[0], count, count])
-    zero = _diagonal(b, head).eq(b.full((), 0, factors.dtype))
+    zero = diagonal(b, head).eq(b.full((), 0, factors.dtype))
     number = b.select(zero, b.iota(zero.shape, 1, torch.int32) + 1, count + 1)
     first = b.reduce_min(number, [1])
     return b.select(first > count, 0, first)
@@ -252,16 +196,16 @@ def _info(b: Builder, factors: Value) -> Value:
 
 @lower(aten.linalg_lu_factor_ex)
 def lu_factor_ex(b: Builder, x: Value, *, pivot: bool = True, check_errors: bool = False) -> list[Value]:
-    factors, pivots, _ = _lu(b, _stacked(b, x), pivot)
-    return [_like(b, factors, 0), _like(b, pivots, 1), _like(b, _info(b, factors), 2)]
+    factors, pivots, _ = _lu(b, stacked(b, x), pivot)
+    return [like(b, factors, 0), like(b, pivots, 1), like(b, _info(b, factors), 2)]
 
 
 def _parts(b: Builder, factors: Value) -> tuple[Value, Value]:
     """L with its ones, and U."""
     batch, m, n = factors.shape
     k = min(m, n)
-    lower = _triangle(b, b.slice_dim(factors, 2, 0, k), True, -1) + _identity(b, (batch, m, k), factors.dtype)
-    return lower, _triangle(b, b.slice_dim(factors, 1, 0, k), False)
+    lower = triangle(b, b.slice_dim(factors, 2, 0, k), True, -1) + identity(b, (batch, m, k), factors.dtype)
+    return lower, triangle(b, b.slice_dim(factors, 1, 0, k), False)
 
 
 def _permutation(b: Builder, order: Value, dtype: torch.dtype) -> Value:
@@ -276,7 +220,7 @@ def _order(b: Builder, pivots: Value, m: int) -> Value:
     rows = b.iota((batch, m), 1, torch.int32)
 
     def step(k: Value, order: Value) -> list[Value]:
-        pivot = _column(b, b.unsqueeze(pivots, 1), k) - 1
+        pivot = column_at(b, b.unsqueeze(pivots, 1), k) - 1
         at_k, at_pivot = rows.eq(k), rows.eq(b.broadcast_to(pivot, rows.shape))
 
         def place(here: Value) -> Value:
@@ -284,14 +228,14 @@ def _order(b: Builder, pivots: Value, m: int) -> Value:
 
         return [b.select(at_k, place(at_pivot), b.select(at_pivot, place(at_k), order))]
 
-    return _repeat(b, pivots.shape[1], [rows], step)[0]
+    return repeat(b, pivots.shape[1], [rows], step)[0]
 
 
 @lower(aten.linalg_lu)
 def lu(b: Builder, x: Value, *, pivot: bool = True) -> list[Value]:
-    factors, _, order = _lu(b, _stacked(b, x), pivot)
+    factors, _, order = _lu(b, stacked(b, x), pivot)
     p = _permutation(b, order, x.dtype) if pivot else b.full((0,), 0, x.dtype)
-    return [_like(b, v, i) for i, v in enumerate((p, *_parts(b, factors)))]
+    return [like(b, v, i) for i, v in enumerate((p, *_parts(b, factors)))]
 
 
 @lower(aten.lu_unpack)
@@ -299,12 +243,12 @@ def lu_unpack(
     b: Builder, data: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> list[Value]:
     none = b.full((0,), 0, data.dtype)
-    factors = _stacked(b, data)
+    factors = stacked(b, data)
     parts = _parts(b, factors) if unpack_data else (none, none)
     p = none
     if unpack_pivots:
-        p = _permutation(b, _order(b, _stacked(b, pivots, 1), factors.shape[1]), data.dtype)
-    return [_like(b, v, i) for i, v in enumerate((p, *parts))]
+        p = _permutation(b, _order(b, stacked(b, pivots, 1), factors.shape[1]), data.dtype)
+    return [like(b, v, i) for i, v in enumerate((p, *parts))]
 
 
 def _lu_solve(b: Builder, factors: Value, order: Value, rhs: Value, adjoint: bool) -> Value:
@@ -324,27 +268,27 @@ def _lu_solve(b: Builder, factors: Value, order: Value, rhs: Value, adjoint: boo
 @lower(aten.linalg_lu_solve)
 def lu_solve(b: Builder, data: Value, pivots: Value, rhs: Value, *, left: bool = True, adjoint: bool = False) -> Value:
     batch = b.broadcast_shape(data.shape[:-2], rhs.shape[:-2])
-    pivots = _stacked(b, b.broadcast_to(pivots, (*batch, pivots.shape[-1])), 1)
-    factors, rhs = _common_batch(b, data, rhs)
+    pivots = stacked(b, b.broadcast_to(pivots, (*batch, pivots.shape[-1])), 1)
+    factors, rhs = common_batch(b, data, rhs)
     order = _order(b, pivots, factors.shape[1])
     if left:
-        return _like(b, _lu_solve(b, factors, order, rhs, adjoint), 0)
-    return _like(b, _adjoint(b, _lu_solve(b, factors, order, _adjoint(b, rhs), not adjoint)), 0)
+        return like(b, _lu_solve(b, factors, order, rhs, adjoint), 0)
+    return like(b, adjoint_of(b, _lu_solve(b, factors, order, adjoint_of(b, rhs), not adjoint)), 0)
 
 
 @lower(aten.linalg_inv_ex)
 def inv_ex(b: Builder, x: Value, *, check_errors: bool = False) -> list[Value]:
-    a = _stacked(b, x)
+    a = stacked(b, x)
     factors, _, order = _lu(b, a)
-    inverse = _lu_solve(b, factors, order, _identity(b, a.shape, a.dtype), False)
-    return [_like(b, inverse, 0), _like(b, _info(b, factors), 1)]
+    inverse = _lu_solve(b, factors, order, identity(b, a.shape, a.dtype), False)
+    return [like(b, inverse, 0), like(b, _info(b, factors), 1)]
 
 
 @lower(aten._linalg_solve_ex)
 def solve_ex(b: Builder, a: Value, rhs: Value, *, left: bool = True, check_errors: bool = False) -> list[Value]:
     vector = rhs.ndim == 1 or (rhs.ndim == a.ndim - 1 and rhs.shape == a.shape[:-1])
-    matrices, columns = _common_batch(b, a, b.unsqueeze(rhs, -1) if vector else rhs)
-    factors, pivots, order = _lu(b, _stacked(b, a))
+    matrices, columns = common_batch(b, a, b.unsqueeze(rhs, -1) if vector else rhs)
+    factors, pivots, order = _lu(b, stacked(b, a))
     info = _info(b, factors)
     wide, every = factors, order
     if matrices.shape[0] != factors.shape[0]:
@@ -352,8 +296,8 @@ def solve_ex(b: Builder, a: Value, rhs: Value, *, left: bool = True, check_error
     if left:
         result = _lu_solve(b, wide, every, columns, False)
     else:
-        result = _adjoint(b, _lu_solve(b, wide, every, _adjoint(b, columns), True))
-    return [_like(b, v, i) for i, v in enumerate((result, factors, pivots, info))]
+        result = adjoint_of(b, _lu_solve(b, wide, every, adjoint_of(b, columns), True))
+    return [like(b, v, i) for i, v in enumerate((result, factors, pivots, info))]
 
 
 # Autograd takes it that these factor the transpose of a contiguous real matrix, which a rule cannot see.
@@ -392,7 +336,7 @@ def _reflection(b: Builder, v: Value, tau: Value, x: Value) -> Value:
     return x - b.unsqueeze(scaled, 2) * along
 
 
-def _householder(b: Builder, a: Value) -> list[Value]:
+def householder(b: Builder, a: Value) -> list[Value]:
     """(R with the reflections' vectors below it, their factors), as LAPACK's geqrf."""
     batch, m, n = a.shape
     rows = b.iota((batch, m), 1, torch.int32)
@@ -405,7 +349,7 @@ def _householder(b: Builder, a: Value) -> list[Value]:
         return b.broadcast_in_dim(x.to(a.dtype), (batch, m), [0])
 
     def step(k: Value, a: Value, taus: Value) -> list[Value]:
-        column = _column(b, a, k)
+        column = column_at(b, a, k)
         alpha = b.reduce_sum(b.select(rows.eq(k), column, zero), [1])
         below = b.select(rows > k, column, zero)
         rest = b.reduce_sum(real(below * conjugate(b, below)), [1])
@@ -425,10 +369,10 @@ def _householder(b: Builder, a: Value) -> list[Value]:
         return [a, b.select(here, b.broadcast_in_dim(tau, taus.shape, [0]), taus)]
 
     count = min(m, n)
-    return _repeat(b, count, [a, b.full((batch, count), 0, a.dtype)], step)
+    return repeat(b, count, [a, b.full((batch, count), 0, a.dtype)], step)
 
 
-def _reflected(b: Builder, vectors: Value, taus: Value, x: Value, adjoint: bool) -> Value:
+def reflected(b: Builder, vectors: Value, taus: Value, x: Value, adjoint: bool) -> Value:
     """Q x, where Q is the product of the reflections, or its adjoint times x."""
     batch, m, _ = vectors.shape
     count = taus.shape[1]
@@ -437,11 +381,11 @@ def _reflected(b: Builder, vectors: Value, taus: Value, x: Value, adjoint: bool)
     def step(i: Value, x: Value) -> list[Value]:
         k = i if adjoint else (count - 1) - i
         one, zero = (b.full((), v, vectors.dtype) for v in (1, 0))
-        v = b.select(rows.eq(k), one, b.select(rows > k, _column(b, vectors, k), zero))
-        tau = b.reshape(_column(b, b.unsqueeze(taus, 1), k), (batch,))
+        v = b.select(rows.eq(k), one, b.select(rows > k, column_at(b, vectors, k), zero))
+        tau = b.reshape(column_at(b, b.unsqueeze(taus, 1), k), (batch,))
         return [_reflection(b, v, conjugate(b, tau) if adjoint else tau, x)]
 
-    return _repeat(b, count, [x], step)[0]
+    return repeat(b, count, [x], step)[0]
 
 
 @meta(aten.geqrf.default)
@@ -451,34 +395,34 @@ def _meta_geqrf(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @lower(aten.geqrf)
 def geqrf(b: Builder, x: Value) -> list[Value]:
-    return [_like(b, v, i) for i, v in enumerate(_householder(b, _stacked(b, x)))]
+    return [like(b, v, i) for i, v in enumerate(householder(b, stacked(b, x)))]
 
 
 @lower(aten.linalg_householder_product)
 def householder_product(b: Builder, x: Value, tau: Value) -> Value:
-    vectors, taus = _stacked(b, x), _stacked(b, tau, 1)
-    return _like(b, _reflected(b, vectors, taus, _identity(b, vectors.shape, x.dtype), False), 0)
+    vectors, taus = stacked(b, x), stacked(b, tau, 1)
+    return like(b, reflected(b, vectors, taus, identity(b, vectors.shape, x.dtype), False), 0)
 
 
 @lower(aten.ormqr)
 def ormqr(b: Builder, x: Value, tau: Value, other: Value, left: bool = True, transpose: bool = False) -> Value:
-    vectors, taus, other = _stacked(b, x), _stacked(b, tau, 1), _stacked(b, other)
+    vectors, taus, other = stacked(b, x), stacked(b, tau, 1), stacked(b, other)
     if left:
-        return _like(b, _reflected(b, vectors, taus, other, transpose), 0)
-    return _like(b, _adjoint(b, _reflected(b, vectors, taus, _adjoint(b, other), not transpose)), 0)
+        return like(b, reflected(b, vectors, taus, other, transpose), 0)
+    return like(b, adjoint_of(b, reflected(b, vectors, taus, adjoint_of(b, other), not transpose)), 0)
 
 
 @lower(aten.linalg_qr)
 def qr(b: Builder, x: Value, mode: str = "reduced") -> list[Value]:
-    a = _stacked(b, x)
+    a = stacked(b, x)
     batch, m, n = a.shape
     k = m if mode == "complete" else min(m, n)
-    factors, taus = _householder(b, a)
-    r = _triangle(b, b.slice_dim(factors, 1, 0, k), False)
+    factors, taus = householder(b, a)
+    r = triangle(b, b.slice_dim(factors, 1, 0, k), False)
     if mode == "r":
-        return [b.full((0,), 0, x.dtype), _like(b, r, 1)]
-    q = _reflected(b, factors, taus, _identity(b, (batch, m, k), x.dtype), False)
-    return [_like(b, q, 0), _like(b, r, 1)]
+        return [b.full((0,), 0, x.dtype), like(b, r, 1)]
+    q = reflected(b, factors, taus, identity(b, (batch, m, k), x.dtype), False)
+    return [like(b, q, 0), like(b, r, 1)]
 
 
 # ---- functions of matrices and vectors
@@ -492,14 +436,14 @@ TERMS = 18
 def matrix_exp(b: Builder, x: Value) -> Value:
     """The Taylor series of a matrix made small enough, squared as often as it was halved."""
     dtype = dtypes.opmath(x.dtype)
-    a = _stacked(b, x.to(dtype))
+    a = stacked(b, x.to(dtype))
     if a.numel == 0:
         return x
     size = b.reduce_max(b.reduce_sum(b.abs(a), [1]), [1])
     limit = EXPONENTIAL_NORM[size.dtype]
     halvings = b.maximum(b.ceil(b.divide(b.log(b.divide(size, limit)), math.log(2.0))), 0.0)
     a = a * b.broadcast_in_dim(b.power(b.full(size.shape, 0.5, size.dtype), halvings).to(dtype), a.shape, [0])
-    one = _identity(b, a.shape, dtype)
+    one = identity(b, a.shape, dtype)
     total = one
     for term in range(TERMS, 0, -1):
         total = one + matrix_product(b, a, total) * (1.0 / term)
@@ -510,7 +454,7 @@ def matrix_exp(b: Builder, x: Value) -> Value:
         return [i + 1.0, b.select(again, matrix_product(b, x, x), x)]
 
     start = b.full((), 0, size.dtype)
-    return _like(b, b.while_loop([start, total], lambda i, _: i < most, square)[1], 0)
+    return like(b, b.while_loop([start, total], lambda i, _: i < most, square)[1], 0)
 
 
 @lower(aten.linalg_cross)
