@@ -359,10 +359,14 @@ class Cache(Generic[E]):
             self._disk.write(key_of_trace, key.encode())
         return executable
 
+    def counts(self) -> dict[str, int | float]:
+        """Counts, cumulative for the process."""
+        return self._counters.snapshot() | {"memory_entries": len(self._memory)}
+
     def stats(self) -> dict[str, int | float]:
-        """Counts, cumulative for the process; entries and bytes are the disk tier's, whoever wrote them."""
+        """The counts and the disk tier's entries and bytes, whoever wrote them: takes a look at each file."""
         entries, size = self._disk.usage() if self._disk else (0, 0)
-        return self._counters.snapshot() | {"entries": entries, "bytes": size, "memory_entries": len(self._memory)}
+        return self.counts() | {"entries": entries, "bytes": size}
 
     def _recall(self, key: str) -> E | None:
         executable = self._memory.get(key)
@@ -449,6 +453,11 @@ def get_or_build(key_of_trace: str, build: "Callable[[], tuple[str, Callable[[],
     return default_cache().get_or_build(key_of_trace, build)
 
 
+def counts() -> dict[str, int | float]:
+    """Counts of the process's cache; see `Cache.counts`."""
+    return default_cache().counts()
+
+
 def stats() -> dict[str, int | float]:
-    """Counts of the process's cache; see `Cache.stats`."""
+    """Counts of the process's cache and its size; see `Cache.stats`."""
     return default_cache().stats()

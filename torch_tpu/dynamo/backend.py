@@ -6,6 +6,8 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
@@ -19,7 +21,7 @@ from torch_tpu import _C
 from torch_tpu.compiler import flags
 from torch_tpu.lowering import registry
 
-from . import pieces
+from . import control, pieces
 from .options import Options, parse
 
 # Kernels of the device call this package's Python in the middle of frames that Dynamo traces.
@@ -73,7 +75,9 @@ def _partition(options: Options) -> Callable[..., Any]:
 
     def partition(*args: Any, **kwargs: Any) -> Any:
         with functorch_config.patch(activation_memory_budget=budget):
-            return min_cut_rematerialization_partition(*args, **kwargs)
+            forward, backward = min_cut_rematerialization_partition(*args, **kwargs)
+        control.save_seeds(forward, backward)
+        return forward, backward
 
     return partition
 
@@ -95,4 +99,10 @@ def decompositions() -> dict[Any, Callable[..., Any]]:
     from torch._decomp import core_aten_decompositions
 
     table: Any = core_aten_decompositions()
-    return {op: fn for op, fn in table.items() if registry.rule_for(op) is None}
+    return {op: fn for op, fn in table.items() if registry.rule_for(op) is None} | {
+        torch.ops.aten._foreach_copy.default: _foreach_copy
+    }
+
+
+def _foreach_copy(xs: Sequence[Tensor], sources: Sequence[Tensor], non_blocking: bool = False) -> list[Tensor]:
+    return [torch.ops.aten.copy(x, source, non_blocking) for x, source in zip(xs, sources)]

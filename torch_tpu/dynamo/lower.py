@@ -20,6 +20,7 @@ from torch_tpu.compiler.program import Scalars
 from torch_tpu.lowering import registry
 from torch_tpu.lowering.builder import Builder, TensorSpec, Value
 
+from . import control
 from .plan import COPY, Plan, attribute, draws, fake, scalar_words
 from .shapes import Sizes, expression, is_symbolic
 
@@ -195,18 +196,30 @@ class Graph:
         if target is COPY:
             return args[1]
         if isinstance(target, HigherOrderOperator):
-            raise NotImplementedError(f"no lowering of {target}")
+            return control.lower(self, node, args, kwargs)
         if not isinstance(target, OpOverload):
             return target(*args, **kwargs)  # type: ignore[operator]
-        specs: list[TensorSpec | None] = [
-            TensorSpec(self.sizes.shape(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None
-            for t in registry.flatten(fake(node))
-        ]
+        specs = self.specs(fake(node))
         if self.symbols:
             from . import padded
 
             return padded.lower(self, node, specs, args, kwargs)
         return self.lower(node, args, kwargs, specs)
+
+    def specs(self, value: Any) -> list[TensorSpec | None]:
+        """Of an op's flat results, from what tracing knows of them."""
+        return [
+            TensorSpec(self.sizes.shape(t.shape), t.dtype) if isinstance(t, torch.Tensor) else None
+            for t in registry.flatten(value)
+        ]
+
+    def inline(self, graph: GraphModule, arguments: Sequence[Any]) -> list[Any]:
+        """The results of a graph that is lowered in the middle of this one; it draws no random numbers."""
+        inner = Graph(self.b, graph, self.sizes, {}, ())
+        env = inner.run(arguments)
+        (returned,) = next(node for node in reversed(graph.graph.nodes) if node.op == "output").args
+        items = returned if isinstance(returned, list | tuple) else [returned]
+        return [env[item] if isinstance(item, Node) else item for item in items]
 
     def _counts(self, op: OpOverload, nodes: Sequence[Any], values: Sequence[Any]) -> list[Any]:
         """The arguments with numbers for the sizes that an exact program must know, though its caller gives them."""
@@ -226,9 +239,14 @@ class Graph:
         """One op by its rule."""
         op = node.target
         assert isinstance(op, OpOverload)
-        if draws(node):
-            kwargs = {name: value for name, value in kwargs.items() if name != "generator"}
-            kwargs["rng"] = next(self.rngs)
+        return self.lower_op(op, args, kwargs, specs, next(self.rngs) if draws(node) else None)
+
+    def lower_op(
+        self, op: OpOverload, args: Any, kwargs: Any, specs: Sequence[TensorSpec | None], rng: Value | None
+    ) -> Any:
+        """One op by its rule, with the seed and offset that it draws from."""
+        if rng is not None:
+            kwargs = {name: value for name, value in kwargs.items() if name != "generator"} | {"rng": rng}
         results = registry.lower_op(self.b, op, args, kwargs, specs)
         rule = registry.rule_for(op)
         if rule is not None and rule.mutates:  # functional graphs have no use for the hidden results

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from torch_tpu.lowering import dtypes
@@ -61,12 +61,14 @@ _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
 
 def why_not(node: Node) -> str:
     """Why the node cannot be padded; empty if it can."""
-    if node.op != "call_function" or not isinstance(node.target, OpOverload) or isinstance(fake(node), torch.SymInt):
+    op = node.target
+    if not isinstance(op, OpOverload | HigherOrderOperator) or isinstance(fake(node), torch.SymInt):
         return ""
     values = [t for n in (node, *node.all_input_nodes) for t in tensors(fake(n))]
     if not any(is_symbolic(s) for t in values for s in t.shape):
         return ""
-    op = node.target
+    if isinstance(op, HigherOrderOperator):
+        return f"{op} has no padded form"
     packets = FREE | FREE_DENSE | ZEROED | MARKED | _RESHAPES | _PRODUCTS
     if op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags:
         return ""

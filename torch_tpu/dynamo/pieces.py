@@ -15,29 +15,35 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch_tpu import _C
 from torch_tpu.lowering import registry
 
-from . import dynamic, programs
+from . import control, dynamic, outside, programs
 from .options import Options
 from .plan import COPY, fake, is_host_scalar, tensors
+from .shapes import is_symbolic
 
 Compiled = Callable[[list[Any]], Any]
 
 
 def compile_graph(graph: GraphModule, kind: str, options: Options) -> Compiled:
     """A boxed callable for an FX graph of functional ATen ops."""
+    attach = outside.take_host_writes(graph)
+    views = outside.separate_views(graph, kind)
     reasons: dict[Node, str] = {}
     for node in graph.graph.nodes:
+        if node in views:
+            reasons[node] = ""
+            continue
         # An item of a tuple stays with the op that made the tuple.
         reason = reasons.get(node.args[0], "") if node.target is operator.getitem else why_not(node)
         if reason:
             reasons[node] = reason
     if not reasons:
-        return _whole(graph, kind, options)
+        return attach(_whole(graph, kind, options))
     for node, reason in reasons.items():
-        if node.target is operator.getitem:
+        if node.target is operator.getitem or node in views:
             continue
         _C._count(f"compile.eager_piece.{node.target}", 1)
         _eager_reasons[str(node.target)] = reason
-    return make_boxed_func(_split(graph, reasons, kind, options))
+    return attach(make_boxed_func(_split(graph, reasons, kind, options)))
 
 
 def _whole(graph: GraphModule, kind: str, options: Options) -> Compiled:
@@ -80,8 +86,8 @@ def why_not(node: Node) -> str:
         return f"{node.op} {node.target}"
     if isinstance(fake(node), torch.SymInt):
         return ""  # a size is known from the arguments'
-    if isinstance(node.target, HigherOrderOperator):
-        return "a higher-order operator without a lowering"
+    if isinstance(node.target, HigherOrderOperator) and (reason := control.why_not(node, why_not)):
+        return reason
     if isinstance(node.target, OpOverload):
         if node.target is COPY:
             target: Any = node.args[0]
@@ -97,7 +103,8 @@ def why_not(node: Node) -> str:
     values = [v for a in (node, *node.all_input_nodes) for v in tensors(fake(a))]
     if any(v.device.type == "cpu" and not is_host_scalar(v) for v in values):
         return "a tensor on the host"
-    if any(free_unbacked_symbols(s) for v in values for s in v.shape):
+    sizes = [s for v in values for s in v.shape] + [s for s in map(fake, node.all_input_nodes) if is_symbolic(s)]
+    if any(free_unbacked_symbols(s) for s in sizes):
         return "a size known only at run time"
     return ""
 

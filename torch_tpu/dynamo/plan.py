@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch._prims.rng_prims import run_and_save_rng_state
 from torch.fx import GraphModule, Node
 
 from torch_tpu.compiler.program import SCALAR_DTYPES, Scalars
@@ -87,13 +88,20 @@ def is_host_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.device.type == "cpu" and value.ndim == 0
 
 
+def called(node: Node) -> tuple[Any, tuple[Any, ...]]:
+    """The op that a node calls and its arguments, also where the op saves the random state that it draws from."""
+    saves = node.target is run_and_save_rng_state
+    return (node.args[0], node.args[1:]) if saves else (node.target, node.args)
+
+
 def draws(node: Node) -> bool:
     """Whether the op draws random numbers."""
-    rule = registry.rule_for(node.target) if isinstance(node.target, OpOverload) else None
+    op, args = called(node)
+    rule = registry.rule_for(op) if isinstance(op, OpOverload) else None
     if rule is None or not rule.random:
         return False
     names = [a.name for a in rule.op._schema.arguments]
-    return registry.draws(rule, {**dict(zip(names, node.args)), **node.kwargs})
+    return registry.draws(rule, {**dict(zip(names, args)), **node.kwargs})
 
 
 def make(
