@@ -38,6 +38,7 @@ def same(fn: Fn, *args: Any) -> None:
         lambda x: x.unique(return_inverse=True, return_counts=True),
         lambda x: x.unique(dim=0, return_inverse=True, return_counts=True),
         lambda x: x.unique_consecutive(return_counts=True),
+        lambda x: x.flatten().unique(dim=0),
         lambda x: x.flatten().bincount(),
         lambda x: F.one_hot(x),
         lambda x: torch.repeat_interleave(x, x[:, 0], dim=0),

@@ -181,6 +181,19 @@ def test_writes_through_a_conjugated_view() -> None:
     same(program)
 
 
+def test_products_of_conjugated_views() -> None:
+    # PyTorch hands the bit on to its kernels here, instead of conjugating first.
+    def program(device: str) -> list[Tensor]:
+        x = torch.view_as_complex(grid(device, 3, 3, 2))
+        out, sums = torch.zeros_like(x), x.clone()
+        torch.mm(x.conj(), x, out=out.conj())
+        sums.conj().addmm_(x, x.mH)
+        negative = x.conj().imag
+        return [*map(torch.view_as_real, (out, sums, torch.vdot(x[0], x[1].conj()).resolve_conj())), negative @ negative]
+
+    same(program)
+
+
 def test_resize() -> None:
     def program(device: str) -> list[Tensor]:
         x = grid(device, 4, 6)

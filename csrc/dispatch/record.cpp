@@ -28,6 +28,9 @@ enum Tag : uint64_t { kNone = 1, kTensorTag, kHostScalarTag, kListTag, kNumberTa
 
 uint64_t tag(Tag t, uint64_t a = 0, uint64_t b = 0) { return static_cast<uint64_t>(t) << 56 | a << 32 | b; }
 
+// Conjugated or negated only when it is read.
+bool is_lazy(const at::Tensor& tensor) { return tensor.is_conj() || tensor.is_neg(); }
+
 bool is_wide(c10::ScalarType dtype) {
   return dtype == c10::ScalarType::Double || dtype == c10::ScalarType::ComplexDouble;
 }
@@ -39,7 +42,7 @@ struct Call {
   OpEntry& entry;
   KeyWords key;
   c10::SmallVector<const c10::TensorImpl*, 8> inputs;
-  c10::SmallVector<at::Tensor, 2> uploaded;         // host index tensors, moved to the device
+  c10::SmallVector<at::Tensor, 2> uploaded;         // host index tensors on the device, conjugated views resolved
   c10::SmallVector<const c10::IValue*, 8> numbers;  // runtime scalars and 0-d host tensors, in order
   bool wide = false;                                // scalars travel in double precision
   c10::DeviceIndex device = -1;                     // of the tensors
@@ -76,6 +79,10 @@ void Call::add_tensor(const c10::IValue& value, bool out) {
     }
     if (!tensor->device().is_cpu() || !entry.cpu_tensors_allowed) other_device(entry, *tensor);
     uploaded.push_back(tensor->to(c10::Device(c10::DeviceType::PrivateUse1, current_device())));
+    tensor = &uploaded.back();
+  }
+  if (C10_UNLIKELY(is_lazy(*tensor)) && !out) {  // products and other ops that PyTorch lets through with these bits
+    uploaded.push_back(tensor->resolve_conj().resolve_neg());
     tensor = &uploaded.back();
   }
   const c10::TensorImpl* impl = tensor->unsafeGetTensorImpl();
@@ -656,9 +663,16 @@ void record_node(OpEntry& entry, Stack* stack) {
   size_t out = 0;
   for (size_t target : entry.targets) {
     for_each_tensor(arguments[target], [&](const at::Tensor& tensor) {
+      const OutputMeta& meta = signature->outputs[next];
       ValuePtr& value = values[next++];
       if (entry.parameters[target].out) at::native::resize_output(tensor, signature->resized[out++].sizes);
-      if (value && tensor.defined()) recorder.write(tensor.unsafeGetTensorImpl(), std::move(value));
+      if (!value || !tensor.defined()) return;
+      if (C10_UNLIKELY(is_lazy(tensor))) {
+        at::AutoDispatchBelowADInplaceOrView guard;
+        tensor.copy_(tensor_of(std::move(value), meta, call.device, signature->op.c_str()));
+      } else {
+        recorder.write(tensor.unsafeGetTensorImpl(), std::move(value));
+      }
     });
   }
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 
 #include "../device/allocator.h"
+#include "../trace/dtype.h"
 #include "../trace/storage.h"
 
 namespace torch_tpu {
@@ -12,6 +13,7 @@ namespace {
 
 at::Tensor over_new_storage(size_t nbytes, c10::IntArrayRef sizes, c10::IntArrayRef strides, c10::ScalarType dtype,
                             c10::DeviceIndex device, DeviceStorage** created) {
+  buffer_type(dtype);  // refuses what XLA does not have here, at the call
   auto* device_storage = new DeviceStorage(device, nbytes);
   if (created != nullptr) *created = device_storage;
   auto storage =

@@ -137,11 +137,11 @@ def unique_dim_consecutive(
     x: Tensor, dim: int, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not x.numel():
-        if x.shape[dim]:
+        if x.size(dim):
             raise RuntimeError("There are 0 sized dimensions, and they aren't selected, so unique cannot be applied")
         nothing = x.new_empty(0, dtype=torch.int64)
         return x, nothing, nothing
-    rows = x.movedim(dim, 0).flatten(1)
+    rows = x.movedim(dim, 0).reshape(x.size(dim), -1)
     places, inverse, counts = _runs((rows[1:] != rows[:-1]).any(1), return_inverse, return_counts)
     return x.index_select(dim, places), inverse, counts
 
@@ -152,8 +152,8 @@ def unique_dim(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not x.numel():
         return unique_dim_consecutive(x, dim, return_inverse, return_counts)
-    order = torch.arange(x.shape[dim], device=x.device)
-    columns = x.movedim(dim, 0).flatten(1).t().contiguous()
+    order = torch.arange(x.size(dim), device=x.device)
+    columns = x.movedim(dim, 0).reshape(len(order), -1).t().contiguous()
     for column in reversed(columns.unbind()):  # lexicographic: a stable sort by each column, the first one last
         order = order[column[order].sort(stable=True).indices]
     values, inverse, counts = unique_dim_consecutive(x.index_select(dim, order), dim, return_inverse, return_counts)
