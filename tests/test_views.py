@@ -185,11 +185,11 @@ def test_products_of_conjugated_views() -> None:
     # PyTorch hands the bit on to its kernels here, instead of conjugating first.
     def program(device: str) -> list[Tensor]:
         x = torch.view_as_complex(grid(device, 3, 3, 2))
-        out, sums = torch.zeros_like(x), x.clone()
+        out, sums, negative = torch.zeros_like(x), x.clone(), x.conj().imag
         torch.mm(x.conj(), x, out=out.conj())
         sums.conj().addmm_(x, x.mH)
-        negative = x.conj().imag
-        return [*map(torch.view_as_real, (out, sums, torch.vdot(x[0], x[1].conj()).resolve_conj())), negative @ negative]
+        product = torch.vdot(x[0], x[1].conj()).resolve_conj()
+        return [*map(torch.view_as_real, (out, sums, product)), negative @ negative]
 
     same(program)
 
