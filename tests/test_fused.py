@@ -367,3 +367,32 @@ def test_programs_not_used_for_longest_are_forgotten_and_come_back() -> None:
     assert forgotten
     with pytest.raises(RuntimeError, match="forgotten"):
         forgotten[0].stablehlo()
+
+
+def test_an_iteration_that_the_host_waits_for_starts_before_it_is_recorded_whole() -> None:
+    weights = [torch.randn(16, 16, device="tpu") for _ in range(10)]
+
+    def step(_: int) -> float:
+        x = torch.ones(4, 16, device="tpu")
+        for w in weights:
+            x = torch.tanh(x @ w).softmax(-1) + x
+        return x.sum().item()
+
+    results = [step(i) for i in range(4)]  # the first makes the weights too
+    settles(step, warm_up=0, steps=10)
+    *first, last = [flush for flush in torch.tpu.explain().flushes[-40:] if "test_fused" in flush.line][-4:]
+    assert [flush.reason for flush in first] == ["repetition"] * 3
+    assert last.reason == "host read"
+    assert sum(flush.nodes for flush in (*first, last)) == 42
+    assert results == [step(4)] * 4
+
+
+def test_a_state_updated_by_functional_ops_stays_in_its_buffer() -> None:
+    state = torch.zeros(1000, device="tpu")
+    seen = state
+    for i in range(3):
+        state = state.index_fill(0, torch.tensor([i], device="tpu"), 1.0) * 2
+        torch.tpu.synchronize()
+        assert torch.tpu.explain().flushes[-1].donated_bytes == (4000 if i else 0)  # the first is still seen
+    assert seen.sum().item() == 0
+    assert state[:4].tolist() == [8, 4, 2, 0]

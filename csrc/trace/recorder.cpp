@@ -428,7 +428,9 @@ std::shared_ptr<Program> Recorder::flush(c10::DeviceIndex device, FlushReason re
   stream.step_done = false;
   stream.cuts.clear();
   if (stream.trace.nodes.empty()) return nullptr;
-  stream.repetition.restart();
+  const bool waits = reason == FlushReason::kHostRead || reason == FlushReason::kSynchronize;
+  if (waits) stream.repetition.waited(stream.trace);
+  stream.repetition.restart(waits);
   return launch(std::exchange(stream.trace, Trace()), device, reason);
 }
 

@@ -1,6 +1,7 @@
 #include "repetition.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace torch_tpu {
 namespace {
@@ -8,13 +9,20 @@ namespace {
 constexpr uint64_t kBase = 0x9E3779B97F4A7C15ull | 1;
 // Shorter iterations are joined until a chunk is worth a launch.
 constexpr size_t kMinChunk = 128;
-constexpr size_t kMaxChunks = 32;
+constexpr size_t kMaxChunks = 64;
+// A stream that the host waits for goes in up to four pieces of at least 12 nodes, if its results are small: a device
+// that works on each node longer than the host records it gains nothing.
+constexpr size_t kMaxPieces = 4;
+constexpr size_t kMinPiece = 12;
+constexpr size_t kSmallNode = size_t{256} << 10;
+constexpr size_t kRememberedWaits = 16;
 // Longer streams are forgotten: a period beyond half of it is not looked for.
 constexpr size_t kMaxStream = size_t{1} << 17;
 
 }  // namespace
 
-void Repetition::restart() {
+void Repetition::restart(bool idle) {
+  idle_ = idle;
   origin_ += size();
   hashes_.resize(1);
   anchors_.clear();
@@ -30,7 +38,7 @@ uint64_t Repetition::window(size_t begin, size_t end) {
 void Repetition::add(const Trace& trace) {
   if (size() >= kMaxStream) {
     const size_t pending = trace.nodes.size();
-    restart();
+    restart(false);
     if (pending > 1) return;  // goes on at the next hand-over
   }
   const Node& node = trace.nodes.back();
@@ -59,38 +67,67 @@ void Repetition::add(const Trace& trace) {
   }
 }
 
-// The place in the last period where the fewest bytes of passing values cross. Looked up one period earlier, where all
-// their readers are known.
-size_t Repetition::best_cut(const Trace& trace, size_t period) const {
+// How many bytes of values that nobody holds pass each place: computed before it, read behind it. Of the nodes from
+// `begin` on.
+std::vector<int64_t> passing_bytes(const Trace& trace, size_t begin) {
   const size_t n = trace.nodes.size();
-  const size_t window_begin = n > 2 * period ? n - 2 * period : 0;
   std::vector<size_t> last_use(n, 0);
-  for (size_t i = window_begin; i < n; ++i) {
+  for (size_t i = begin; i < n; ++i) {
     for (size_t r = trace.nodes[i].first_ref; r < trace.refs_end(i); ++r) {
       if (trace.refs[r].node != 0) last_use[trace.refs[r].node - 1] = i;
     }
   }
-  std::vector<int64_t> crossing(n + 1, 0);  // difference array: bytes alive before node i
-  for (size_t i = window_begin; i < n; ++i) {
+  std::vector<int64_t> passing(n + 1, 0);  // at first the differences from place to place
+  for (size_t i = begin; i < n; ++i) {
     int64_t bytes = 0;
     for (const ValuePtr& value : trace.nodes[i].outputs) {
       if (value && value->holders.load(std::memory_order_relaxed) == 0) bytes += static_cast<int64_t>(value->nbytes());
     }
     if (last_use[i] <= i) continue;
-    crossing[i + 1] += bytes;
-    crossing[std::min(last_use[i] + 1, n)] -= bytes;
+    passing[i + 1] += bytes;
+    passing[std::min(last_use[i] + 1, n)] -= bytes;
   }
+  std::partial_sum(passing.begin(), passing.end(), passing.begin());
+  return passing;
+}
+
+// The place in the last period that the fewest bytes pass. Looked up one period earlier, where all their readers are
+// known.
+size_t Repetition::best_cut(const Trace& trace, size_t period) const {
+  const size_t n = trace.nodes.size();
+  const size_t window_begin = n > 2 * period ? n - 2 * period : 0;
+  const std::vector<int64_t> passing = passing_bytes(trace, window_begin);
   size_t best = n;
-  int64_t least = -1, alive = 0;
-  for (size_t i = window_begin; i < n; ++i) {
-    alive += crossing[i];
-    if (i + period > n || i <= window_begin || !trace.nodes[i].starts_op) continue;
-    if (least < 0 || alive <= least) {
-      least = alive;
-      best = i + period;
-    }
+  for (size_t i = window_begin + 1; i + period <= n; ++i) {
+    if (trace.nodes[i].starts_op && (best == n || passing[i] <= passing[best - period])) best = i + period;
   }
   return best;
+}
+
+void Repetition::waited(const Trace& trace) {
+  const size_t n = size();
+  if (begin_ != 0 || trace.nodes.size() != n || n < 2 * kMinPiece || trace.bytes > n * kSmallNode) return;
+  const uint64_t hash = window(0, n);
+  if (std::find(waits_.begin(), waits_.end(), hash) != waits_.end()) return learn_pieces(trace);
+  if (waits_.size() == kRememberedWaits) waits_.pop_front();
+  waits_.push_back(hash);
+}
+
+// About equally long pieces, cut where the fewest bytes pass.
+void Repetition::learn_pieces(const Trace& trace) {
+  const size_t n = size();
+  const size_t length = n / std::min(kMaxPieces, n / kMinPiece);
+  const std::vector<int64_t> passing = passing_bytes(trace, 0);
+  size_t begin = 0;
+  for (size_t ideal = length; ideal + length <= n; ideal += length) {
+    size_t cut = 0;
+    for (size_t i = ideal - length / 4; i <= ideal + length / 4; ++i) {
+      if (trace.nodes[i].starts_op && (cut == 0 || passing[i] < passing[cut])) cut = i;
+    }
+    if (cut == 0) continue;
+    learn(cut - begin, window(begin, cut), true);
+    begin = cut;
+  }
 }
 
 std::vector<size_t> Repetition::cuts(const Trace& trace) {
@@ -101,7 +138,8 @@ std::vector<size_t> Repetition::cuts(const Trace& trace) {
     return {};
   }
   for (Chunk& chunk : chunks_) {
-    if (pending < chunk.length || window(end - chunk.length, end) != chunk.hash) continue;
+    if (pending < chunk.length || (chunk.piece && !idle_)) continue;
+    if (window(end - chunk.length, end) != chunk.hash) continue;
     chunk.used = ++clock_;
     candidate_ = 0;
     if (pending == chunk.length) return {pending};
@@ -111,17 +149,17 @@ std::vector<size_t> Repetition::cuts(const Trace& trace) {
   if (period == 0 || end < 2 * period || !repeats(end, period) || pending < period) return {};
   const size_t cut = best_cut(trace, period);
   if (cut > pending || (cut < pending && !trace.nodes[cut].starts_op)) return {};
-  learn(period, window(begin_ + cut - period, begin_ + cut));
+  learn(period, window(begin_ + cut - period, begin_ + cut), false);
   if (cut <= period) return {cut};
   return {cut - period, period};
 }
 
-void Repetition::learn(size_t length, uint64_t hash) {
+void Repetition::learn(size_t length, uint64_t hash, bool piece) {
   if (chunks_.size() >= kMaxChunks) {
     chunks_.erase(std::min_element(chunks_.begin(), chunks_.end(),
                                    [](const Chunk& a, const Chunk& b) { return a.used < b.used; }));
   }
-  chunks_.push_back({length, hash, ++clock_});
+  chunks_.push_back({length, hash, ++clock_, piece});
 }
 
 }  // namespace torch_tpu

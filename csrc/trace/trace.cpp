@@ -110,7 +110,16 @@ Outputs live_outputs(const Trace& trace) {
       outputs.values.push_back(values[i]);
     }
   }
-  std::vector<bool> taken(trace.inputs.size());
+  std::vector<bool> taken(trace.inputs.size()), given(outputs.refs.size());
+  const auto may_take = [&](uint32_t index, const Value& output) {
+    const Value& input = *trace.inputs[index];
+    const bool unseen = input.holders.load(std::memory_order_acquire) == 0 && input.epoch == trace.epoch;
+    return unseen && !taken[index] && input.dtype == output.dtype && input.dims == output.dims;
+  };
+  const auto donate = [&](uint32_t index, size_t output) {
+    taken[index] = given[output] = true;
+    outputs.donations.emplace_back(index, static_cast<uint32_t>(output));
+  };
   for (size_t o = 0; o < outputs.refs.size(); ++o) {
     uint64_t word = outputs.values[o]->epoch == trace.epoch ? outputs.values[o]->replaces : Value::kNothing;
     while (word != Value::kNothing && Ref::of(word).node != 0) {
@@ -120,14 +129,16 @@ Outputs live_outputs(const Trace& trace) {
     }
     outputs.replaced.push_back(word == Value::kNothing ? -1 : static_cast<int32_t>(Ref::of(word).index));
     if (word == Value::kNothing) continue;
-    const uint32_t index = Ref::of(word).index;
-    const Value& input = *trace.inputs[index];
-    const bool unseen = input.holders.load(std::memory_order_acquire) == 0 && input.epoch == trace.epoch;
-    if (!unseen || taken[index] || input.dtype != outputs.values[o]->dtype || input.dims != outputs.values[o]->dims) {
-      continue;
+    if (may_take(Ref::of(word).index, *outputs.values[o])) donate(Ref::of(word).index, o);
+  }
+  // What nobody sees any more gives its buffer to a result of its shape: a state updated by functional ops.
+  for (uint32_t i = 0; i < trace.inputs.size(); ++i) {
+    if (taken[i] || trace.inputs[i]->holders.load(std::memory_order_acquire) > 0) continue;
+    for (size_t o = 0; o < outputs.refs.size(); ++o) {
+      if (outputs.replaced[o] >= 0 || given[o] || !may_take(i, *outputs.values[o])) continue;
+      donate(i, o);
+      break;
     }
-    taken[index] = true;
-    outputs.donations.emplace_back(index, static_cast<uint32_t>(o));
   }
   return outputs;
 }
