@@ -1,16 +1,16 @@
-"""Run PyTorch's own OpInfo samples on the device against the CPU, and write what works to docs/coverage.md.
+"""Run PyTorch's own samples of ops, modules and optimizers on the device against the CPU.
 
-    python -m benchmarks.coverage                                   # every op, five dtypes
+    python -m benchmarks.coverage                                   # every op, five dtypes: docs/coverage.md
     python -m benchmarks.coverage --dtypes float32 --ops add,sort   # a part of it, printed only
+    python -m benchmarks.coverage --modes out,grad                  # other experiments: docs/conformance.md
 
-Every (op, dtype) runs in a worker process under a time limit. A worker that dies or hangs is replaced and the op is
-marked; --resume goes on after an interruption.
+Every (mode, op, dtype) runs in a worker process under a time limit. A worker that dies or hangs is replaced and the op
+is marked; --resume goes on after an interruption.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import multiprocessing
 import os
@@ -18,10 +18,9 @@ import queue
 import signal
 import tempfile
 import threading
-import unittest.mock
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -30,10 +29,9 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from .coverage_checks import KINDS, MODES, TOLERANCES, Result, dtypes_of, key_of, run_op
+
 ROOT = Path(__file__).parents[1]
-DTYPES = ("float32", "int64", "bool", "bfloat16", "complex64")
-# From best to worst; an op is as good as its worst sample. "none": the CPU itself runs no sample.
-KINDS = ("none", "native", "fallback", "unsupported", "wrong", "hang", "crash")
 MEANING = {
     "native": "every sample ran on the device and gave the CPU's result",
     "fallback": "right, but at least one op ran on the CPU; which ones stands with it",
@@ -43,13 +41,6 @@ MEANING = {
     "crash": "the process died",
     "none": "OpInfo lists the dtype, but the CPU runs none of the samples; not counted",
 }
-# rtol, atol: torch.testing's defaults, with room for XLA's own polynomials and order of sums in float32
-TOLERANCES = {"float32": (1e-5, 1e-5), "complex64": (1e-5, 1e-5), "bfloat16": (1.6e-2, 1e-5), "float64": (1e-7, 1e-7)}
-WIDER = {"bfloat16": "float32", "float32": "float64", "complex64": "complex128"}
-# Uninitialised memory: only shape and dtype mean something.
-UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
-# Decompositions whose vectors are unique up to a sign (or a phase): absolute values are compared.
-UP_TO_A_PHASE = ("svd", "eig", "qr", "lowrank", "lobpcg", "householder")
 PREAMBLE = """\
 # Op coverage
 
@@ -61,176 +52,17 @@ are equal. Ops whose result depends on the seed are compared by shape, dtype, fi
 are unique up to a phase by absolute values. A result outside the tolerances is right if it lies within four units of
 its dtype's precision of what the CPU computes in the next wider dtype.
 """
-# In evaluation the CPU returns empty statistics, PyTorch's other devices the running ones: the first result counts.
-FIRST_RESULT_ONLY = {"native_batch_norm", "_native_batch_norm_legit"}
-Task = tuple[str, str, str]  # op, variant, dtype
-Result = dict[str, Any]
+MODES_PREAMBLE = """\
+# Conformance
+
+Written by `python -m benchmarks.coverage --modes ...`; do not edit. Up to {samples} of the smallest samples that
+PyTorch's own databases have for each op, module or optimizer, on the device and on PyTorch's CPU. What an
+experiment does:
+"""
+Task = tuple[str, str, str, str]  # mode, op, variant, dtype
 
 
 # ---- in the worker -----------------------------------------------------------------------------------------------
-
-
-def choose_samples(samples: Iterable[Any], limit: int) -> list[Any]:
-    """Return up to `limit` of the smallest samples, of different kinds where there are any."""
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    kinds: dict[Any, tuple[int, Any]] = {}
-    for sample in itertools.islice(samples, 100):
-        leaves, _ = tree_flatten((sample.input, sample.args, sample.kwargs))
-        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        size = sum(x.numel() for x in tensors)
-        kind = (tuple(x.dim() for x in tensors), size == 0, str([x for x in leaves if not isinstance(x, torch.Tensor)]))
-        if kind not in kinds or size < kinds[kind][0]:
-            kinds[kind] = (size, sample)
-    # Empty tensors last: they show the least.
-    ordered = sorted(kinds.values(), key=lambda pair: (pair[0] == 0, pair[0]))
-    step = max(1, len(ordered) // (2 * limit))  # from the smaller half, spread over it
-    return [sample for _, sample in ordered[::step][:limit]]
-
-
-def compare(actual: Any, expected: Any, device: str, tolerate: Callable[[Any, Any], None]) -> None:
-    """Raise AssertionError where two results (nested, of tensors and Python values) differ."""
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    got, want = tree_flatten(actual)[0], tree_flatten(expected)[0]
-    assert len(got) == len(want), f"{len(got)} results instead of {len(want)}"
-    for a, e in zip(got, want):
-        assert isinstance(a, torch.Tensor) == isinstance(e, torch.Tensor), f"a {type(a)} instead of a {type(e)}"
-        if isinstance(e, torch.Tensor):
-            assert a.device.type == device, f"the result is on {a.device}"
-            assert a.dtype == e.dtype, f"dtype {a.dtype} instead of {e.dtype}"
-            assert a.shape == e.shape, f"shape {tuple(a.shape)} instead of {tuple(e.shape)}"
-            tolerate(a.detach().cpu(), e.detach())
-        else:
-            assert a == e or a != a, f"{a} instead of {e}"
-
-
-def values_close(op: str) -> Callable[[Any, Any], None]:
-    """Return a comparison of values within the tolerances."""
-    import torch
-
-    def check(a: Any, e: Any) -> None:
-        if any(word in op for word in UP_TO_A_PHASE):
-            a, e = a.abs(), e.abs()
-        rtol, atol = TOLERANCES.get(str(e.dtype).removeprefix("torch."), (None, None))
-        torch.testing.assert_close(a, e, rtol=rtol, atol=atol, equal_nan=True)
-
-    return check
-
-
-def near_wider_result(actual: Any, compute: Callable[[], Any]) -> bool:
-    """Whether floats are as near to the CPU's result in the next wider dtype as their own dtype can be.
-
-    The CPU's own result in the narrow dtype need not be: some of its kernels round every partial sum.
-    """
-    import torch
-    from torch.utils._pytree import tree_flatten
-
-    try:
-        got, want = tree_flatten(actual)[0], tree_flatten(compute())[0]
-        for a, e in zip(got, want):
-            if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()):
-                finite = e[e.isfinite()]
-                rtol = 4 * torch.finfo(a.dtype).eps
-                atol = rtol * finite.abs().max().item() if finite.numel() else 0.0
-                torch.testing.assert_close(a.cpu().to(e.dtype), e, rtol=rtol, atol=atol, equal_nan=True)
-            elif isinstance(a, torch.Tensor):
-                torch.testing.assert_close(a.cpu(), e)
-    except (AssertionError, RuntimeError, TypeError):
-        return False
-    return len(got) == len(want)
-
-
-def same_distribution(a: Any, e: Any) -> None:
-    """Compare two draws: finite where the CPU's is, and means that could be of one distribution."""
-    import torch
-
-    if not a.numel() or a.dtype.is_complex:
-        return
-    a, e = a.double(), e.double()
-    assert bool(a.isfinite().all()) or not bool(e.isfinite().all()), "not finite"
-    if a.numel() >= 30 and bool(e.isfinite().all()):
-        error = ((a.var() + e.var()) / a.numel()).sqrt()
-        assert torch.abs(a.mean() - e.mean()) <= 6 * error + 1e-6, f"mean {a.mean():.3g} instead of {e.mean():.3g}"
-
-
-def run_sample(op: Any, sample: Any, device: str) -> Result | None:
-    """Run one sample on both devices; None if the CPU cannot run it."""
-    import torch
-    from torch.utils._pytree import tree_map
-
-    set_seed = torch.manual_seed
-
-    def call(target: str, seed: int, wider: bool = False) -> Any:
-        def move(x: Any) -> Any:
-            if isinstance(x, torch.Tensor):
-                dtype = str(x.dtype).removeprefix("torch.")
-                return x.detach().clone().to(target, getattr(torch, WIDER.get(dtype, dtype) if wider else dtype))
-            return target if x in ("cpu", torch.device("cpu")) else x
-
-        input_, args, kwargs = tree_map(move, (sample.input, sample.args, sample.kwargs))
-        set_seed(seed)
-        # OpInfo wraps random ops in functions that set a seed of their own, which would hide that the seed matters.
-        with unittest.mock.patch.object(torch, "manual_seed", side_effect=lambda _: set_seed(seed)):
-            result = op(input_, *args, **kwargs)
-        return result[0] if op.name in FIRST_RESULT_ONLY else result
-
-    try:
-        expected, *others = [call("cpu", seed) for seed in range(4)]
-    except Exception:
-        return None
-
-    def exact(a: Any, e: Any) -> None:
-        torch.testing.assert_close(a, e, rtol=0, atol=0, equal_nan=True)
-
-    tolerate = values_close(op.name)
-    try:
-        for other in others:
-            compare(other, expected, "cpu", exact)
-    except AssertionError:
-        tolerate = same_distribution  # the seed matters: a random op
-    if op.name in UNINITIALISED:
-        tolerate = lambda a, e: None
-
-    before = fallbacks(device)
-    try:
-        actual = call(device, 0)
-    except Exception as error:
-        return {"kind": "unsupported", "why": explain(error)}
-    fell = sorted(k for k, v in fallbacks(device).items() if v != before.get(k, 0))
-    try:
-        compare(actual, expected, device, tolerate)
-    except AssertionError as error:
-        if not near_wider_result(actual, lambda: call("cpu", 0, wider=True)):
-            return {"kind": "wrong", "why": " ".join(str(error).split())}
-    except Exception as error:
-        return {"kind": "unsupported", "why": explain(error)}
-    return {"kind": "fallback", "why": ", ".join(fell)} if fell else {"kind": "native", "why": ""}
-
-
-def explain(error: Exception) -> str:
-    """Return an exception's type and text in one line, without the Python frames that pybind11 adds."""
-    return " ".join(f"{type(error).__name__}: {str(error).split('At:')[0]}".split())
-
-
-def fallbacks(device: str) -> dict[str, int]:
-    """Return how often each op has run on the CPU instead."""
-    import torch
-
-    metrics = torch.tpu.metrics() if device == "tpu" else {}
-    return {k.removeprefix("cpu_fallback."): v for k, v in metrics.items() if k.startswith("cpu_fallback.")}
-
-
-def describe(sample: Any) -> str:
-    """Return a sample's shapes and arguments, for whoever looks into it."""
-    import torch
-    from torch.utils._pytree import tree_map
-
-    show = lambda x: f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}" if isinstance(x, torch.Tensor) else x
-    arguments = tree_map(show, (sample.input, *sample.args))
-    return f"{arguments} {tree_map(show, sample.kwargs) or ''}".strip()
 
 
 def worker(connection: Connection, device: str, limit: int, log: str) -> None:
@@ -239,29 +71,20 @@ def worker(connection: Connection, device: str, limit: int, log: str) -> None:
     os.dup2(stderr, 2)
     warnings.simplefilter("ignore")
     import torch
-    from torch.testing._internal.common_methods_invocations import op_db
 
     torch.set_num_threads(1)
     if device == "tpu":
         torch.tpu.config.cpu_fallback = "silent"
-    ops = {(op.name, op.variant_test_name): op for op in op_db}
     connection.send("ready")
+    tables: dict[str, dict[tuple[str, str], Any]] = {}
     while True:
         try:
-            name, variant, dtype = connection.recv()
+            mode, name, variant, dtype = connection.recv()
         except EOFError:
             return
         os.ftruncate(2, 0)
-        op, result = ops[name, variant], {"kind": "none", "why": ""}
-        try:
-            samples = choose_samples(op.sample_inputs("cpu", getattr(torch, dtype)), limit)
-        except Exception as error:
-            samples, result["why"] = [], f"samples: {type(error).__name__}"
-        for sample in samples:
-            one = run_sample(op, sample, device)
-            if one and KINDS.index(one["kind"]) > KINDS.index(result["kind"]):
-                result = one | ({"sample": describe(sample)[:300]} if one["kind"] in ("unsupported", "wrong") else {})
-        connection.send(result)
+        table = tables.setdefault(mode, {key_of(entry): entry for entry in MODES[mode].entries()})
+        connection.send(run_op(MODES[mode], table[name, variant], getattr(torch, dtype), device, limit))
 
 
 # ---- in the parent -----------------------------------------------------------------------------------------------
@@ -316,16 +139,18 @@ class Worker:
             return {"kind": "crash", "why": f"{how} {text[0] if text else ''}".strip()}
 
 
-def list_tasks(dtypes: list[str], ops: list[str]) -> list[Task]:
-    """Return every (op, variant, dtype) that OpInfo lists for the CPU."""
+def list_tasks(modes: Sequence[str], dtypes: Sequence[str], ops: Sequence[str]) -> list[Task]:
+    """Return every (mode, op, variant, dtype) that the databases list for the CPU; no dtypes: each mode's own."""
     import torch
-    from torch.testing._internal.common_methods_invocations import op_db
 
-    tasks = []
-    for op in op_db:
-        if not ops or op.name in ops:
-            supported = op.supported_dtypes("cpu")
-            tasks += [(op.name, op.variant_test_name, d) for d in dtypes if getattr(torch, d) in supported]
+    tasks: list[Task] = []
+    for mode in modes:
+        for entry in MODES[mode].entries():
+            name, variant = key_of(entry)
+            if not ops or name in ops:
+                listed = dtypes_of(mode, entry)
+                wanted = dtypes or MODES[mode].dtypes
+                tasks += [(mode, name, variant, d) for d in wanted if getattr(torch, d) in listed]
     return tasks
 
 
@@ -372,52 +197,75 @@ def title(name: str, variant: str) -> str:
     return f"{name} ({variant})" if variant else name
 
 
-def totals(results: dict[Task, Result], dtypes: list[str]) -> list[list[str]]:
-    """Return a row for each dtype and one for all."""
+def totals(results: dict[Task, Result], labels: Sequence[str]) -> list[list[str]]:
+    """Return a row for each label, a mode or a dtype, and one for all."""
     rows = []
-    for dtype in [*dtypes, "all"]:
-        count = Counter(r["kind"] for t, r in results.items() if dtype in (t[2], "all"))
+    for label in [*labels, "all"]:
+        count = Counter(r["kind"] for t, r in results.items() if label in (t[0], t[3], "all"))
         counted = count.total() - count["none"]
         share = f"{count['native'] / counted:.1%}" if counted else "-"
-        rows.append([dtype, str(counted), *(str(count[k]) for k in KINDS[1:]), share])
+        rows.append([label, str(counted), *(str(count[k]) for k in KINDS[1:]), share])
     return rows
 
 
-def report(results: dict[Task, Result], dtypes: list[str], args: argparse.Namespace) -> str:
-    """Return the whole document."""
-    tolerances = ", ".join(f"{name} {rtol:g}/{atol:g}" for name, (rtol, atol) in TOLERANCES.items())
-    head = ["dtype", "ops", *KINDS[1:], "share native"]
-    lines = [
-        PREAMBLE.format(samples=args.limit_samples, tolerances=tolerances),
+def summary(results: dict[Task, Result], what: str, labels: Sequence[str]) -> list[str]:
+    """Return the table of totals."""
+    head = [what, "ops", *KINDS[1:], "share native"]
+    return [
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
-        *(f"| {' | '.join(row)} |" for row in totals(results, dtypes)),
+        *(f"| {' | '.join(row)} |" for row in totals(results, labels)),
         "",
         *(f"- **{kind}**: {meaning}" for kind, meaning in MEANING.items()),
+    ]
+
+
+def remainder(results: dict[Task, Result]) -> list[str]:
+    """Return a table for each kind but native: which ops and why."""
+    lines = []
+    for kind in reversed(KINDS[2:]):
+        reasons: dict[tuple[str, str], list[str]] = {}
+        for (_, name, variant, dtype), r in sorted(results.items()):
+            if r["kind"] == kind:
+                reasons.setdefault((title(name, variant), r["why"][:200].replace("|", "\\|")), []).append(dtype)
+        if reasons:
+            why = "runs on the CPU" if kind == "fallback" else "why"
+            lines += ["", f"### {kind}", "", f"| op | dtypes | {why} |", "|---|---|---|"]
+            lines += [f"| {op} | {' '.join(d)} | {why} |" for (op, why), d in reasons.items()]
+    return lines
+
+
+def report(results: dict[Task, Result], dtypes: Sequence[str], args: argparse.Namespace) -> str:
+    """Return docs/coverage.md: every op, forward."""
+    tolerances = ", ".join(f"{name} {rtol:g}/{atol:g}" for name, (rtol, atol) in TOLERANCES.items())
+    lines = [
+        PREAMBLE.format(samples=args.limit_samples, tolerances=tolerances),
+        *summary(results, "dtype", dtypes),
+        "",
+        "## What is not native",
+        *remainder(results),
         "",
         "## Every op",
         "",
         f"| op | {' | '.join(dtypes)} |",
         "|" + "---|" * (len(dtypes) + 1),
     ]
-    for name, variant in sorted({(t[0], t[1]) for t in results}):
-        kinds = [results.get((name, variant, d), {"kind": ""})["kind"] for d in dtypes]
+    for name, variant in sorted({(t[1], t[2]) for t in results}):
+        kinds = [results.get(("forward", name, variant, d), {"kind": ""})["kind"] for d in dtypes]
         lines.append(
             f"| {title(name, variant)} | {' | '.join(k if k == 'native' else f'**{k}**' * bool(k) for k in kinds)} |"
         )
-    for kind in reversed(KINDS[2:]):
-        reasons: dict[tuple[str, str], list[str]] = {}
-        for (name, variant, dtype), r in sorted(results.items()):
-            if r["kind"] == kind:
-                reasons.setdefault((title(name, variant), r["why"][:200].replace("|", "\\|")), []).append(dtype)
-        if reasons:
-            lines += [
-                "",
-                f"## {kind}",
-                "",
-                "| op | dtypes | " + ("runs on the CPU" if kind == "fallback" else "why") + " |",
-            ]
-            lines += ["|---|---|---|", *(f"| {op} | {' '.join(d)} | {why} |" for (op, why), d in reasons.items())]
+    return "\n".join(lines) + "\n"
+
+
+def report_modes(results: dict[Task, Result], modes: Sequence[str], args: argparse.Namespace) -> str:
+    """Return docs/conformance.md: what fails, by mode."""
+    lines = [MODES_PREAMBLE.format(samples=args.limit_samples)]
+    lines += [f"- **{mode}** ({' '.join(MODES[mode].dtypes)}): {MODES[mode].run.__doc__}" for mode in modes]
+    lines += ["", *summary(results, "mode", modes)]
+    for mode in modes:
+        rest = remainder({t: r for t, r in results.items() if t[0] == mode})
+        lines += ["", f"## {mode}", *rest] if rest else []
     return "\n".join(lines) + "\n"
 
 
@@ -425,20 +273,19 @@ def main() -> None:
     """Run, print the totals, write the document."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     split = lambda text: text.split(",")
-    p.add_argument("--dtypes", type=split, default=list(DTYPES), help=f"(default: {','.join(DTYPES)})")
-    p.add_argument(
-        "--ops", type=split, default=[], help="names of op_db, such as add,nn.functional.relu (default: all)"
-    )
+    p.add_argument("--modes", type=split, default=["forward"], help=f"of {','.join(MODES)} (default: forward)")
+    p.add_argument("--dtypes", type=split, default=[], help="(default: those of the mode)")
+    p.add_argument("--ops", type=split, default=[], help="such as add,nn.functional.relu (default: all)")
     p.add_argument("--limit-samples", type=int, default=3, help="samples of an op and dtype (default: %(default)s)")
     p.add_argument("--jobs", type=int, default=2, help="worker processes (default: %(default)s)")
     p.add_argument("--timeout", type=float, default=60, help="seconds for an op and dtype (default: %(default)s)")
     p.add_argument("--resume", action="store_true", help="keep the results of the last run, run only what is missing")
     p.add_argument("--results", type=Path, default=ROOT / "out" / "coverage.jsonl", help="raw results, a line each")
-    p.add_argument("--report", type=Path, help="the document (default: docs/coverage.md, unless --ops is given)")
+    p.add_argument("--report", type=Path, help="the document (default: in docs/, unless --ops is given)")
     p.add_argument("--device", default="tpu")
     args = p.parse_args()
 
-    os.environ.setdefault("TORCH_TPU_EAGER_MODE", "strict")
+    os.environ.setdefault("TORCH_TPU_EAGER_MODE", "fused")  # one program a sample: fewer compilations
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console, results = Console(), {}
     if not console.is_terminal:
@@ -448,7 +295,7 @@ def main() -> None:
             task, result = json.loads(line)
             results[tuple(task)] = result
     args.results.parent.mkdir(parents=True, exist_ok=True)
-    tasks = list_tasks(args.dtypes, args.ops)
+    tasks = list_tasks(args.modes, args.dtypes, args.ops)
     with args.results.open("a" if args.resume else "w") as file:
 
         def record(task: Task, result: Result) -> None:
@@ -460,17 +307,21 @@ def main() -> None:
 
     shown = {t: results[t] for t in tasks}
     if args.ops or console.is_terminal:
-        for (name, variant, dtype), r in shown.items():
+        for (mode, name, variant, dtype), r in shown.items():
             if r["kind"] not in ("native", "none"):
-                text = f"{title(name, variant)} {dtype}: {r['kind']}: {r['why'][:300]}  {r.get('sample', '')}"
+                text = f"{mode} {title(name, variant)} {dtype}: {r['kind']}: {r['why'][:300]}  {r.get('sample', '')}"
                 console.print(text, highlight=False, markup=False, soft_wrap=True)
-    table = Table("dtype", "ops", *KINDS[1:], "share native")
-    for row in totals(shown, args.dtypes):
+    forward = args.modes == ["forward"]
+    dtypes = args.dtypes or list(MODES["forward"].dtypes)
+    labels = dtypes if forward else args.modes
+    table = Table("dtype" if forward else "mode", "ops", *KINDS[1:], "share native")
+    for row in totals(shown, labels):
         table.add_row(*row)
     console.print(table)
-    path = args.report or (None if args.ops else ROOT / "docs" / "coverage.md")
+    name = "coverage.md" if forward else "conformance.md"
+    path = args.report or (None if args.ops else ROOT / "docs" / name)
     if path:
-        path.write_text(report(shown, args.dtypes, args))
+        path.write_text(report(shown, dtypes, args) if forward else report_modes(shown, args.modes, args))
         console.print(f"written: {path}")
 
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from benchmarks import coverage
+from benchmarks import coverage, coverage_checks
 from benchmarks.measure import measure
 from benchmarks.run import agrees
 
@@ -23,7 +23,7 @@ def test_adapters_compute_the_same(workload: str, monkeypatch: pytest.MonkeyPatc
 def test_coverage_survives_its_workers() -> None:
     """A dead and a hanging worker are reported and replaced."""
     worker = coverage.Worker("cpu", limit=1, timeout=60)
-    task = ("add", "", "float32")
+    task = ("forward", "add", "", "float32")
     try:
         assert worker.run(task)["kind"] == "native"
         worker.process.kill()
@@ -46,16 +46,16 @@ ONE = torch.ones(2)
 )
 def test_coverage_sees_a_wrong_result(other: object) -> None:
     """Each way in which a result can differ is an error."""
-    tolerate = coverage.values_close("add")
-    coverage.compare([ONE * torch.nan, 2], [ONE * torch.nan, 2], "cpu", tolerate)
+    tolerate = coverage_checks.values_close("add")
+    coverage_checks.compare([ONE * torch.nan, 2], [ONE * torch.nan, 2], "cpu", tolerate)
     with pytest.raises(AssertionError):
-        coverage.compare(other, ONE, "cpu", tolerate)
+        coverage_checks.compare(other, ONE, "cpu", tolerate)
 
 
 def test_coverage_compares_random_ops_by_their_distribution() -> None:
     """Draws of one distribution pass, a shifted one and one that is not finite fail."""
     torch.manual_seed(0)
-    coverage.same_distribution(torch.randn(1000), torch.randn(1000))
+    coverage_checks.same_distribution(torch.randn(1000), torch.randn(1000))
     for wrong in torch.randn(1000) + 0.5, torch.full((1000,), torch.inf):
         with pytest.raises(AssertionError):
-            coverage.same_distribution(wrong, torch.randn(1000))
+            coverage_checks.same_distribution(wrong, torch.randn(1000))

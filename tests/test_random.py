@@ -131,3 +131,9 @@ def test_checkpoint_replays_dropout(reentrant: bool) -> None:
     torch.manual_seed(4)
     expected = torch.nn.functional.dropout(torch.full((64, 64), 2.0, device="tpu"), 0.5)
     assert torch.equal(x.grad, expected)
+
+
+def test_dropout_in_place() -> None:
+    x = torch.ones(100, device="tpu")
+    assert torch.nn.functional.dropout(x, 0.5, True, inplace=True) is x
+    assert sorted(set(x.tolist())) == [0.0, 2.0]

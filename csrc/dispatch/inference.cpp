@@ -30,6 +30,8 @@ std::optional<std::vector<OutputMeta>> probe(const OpEntry& entry, c10::ArrayRef
   const auto op = functional_form(entry);
   constexpr auto kStructured = c10::DispatchKey::CompositeExplicitAutogradNonFunctional;
   if (!op || !op->hasKernelForDispatchKey(kStructured)) return std::nullopt;
+  // bernoulli has such a kernel too, which is no structured one: it calls bernoulli_.
+  if (entry.random) return std::nullopt;
   torch::jit::Stack stack;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (!entry.parameters[i].out) stack.push_back(arguments[i]);

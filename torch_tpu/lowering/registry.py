@@ -202,6 +202,7 @@ _PRODUCTS = {
     "attention",
     "convolution",
     "ctc",
+    "eigen",
     "grouped",
     "jax_inline",
     "linalg",
