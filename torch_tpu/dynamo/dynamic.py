@@ -8,9 +8,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.fx import GraphModule
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import GraphModule, Interpreter
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from torch_tpu import _C
+from torch_tpu.lowering import registry
 
 from . import padded, programs
 from . import plan as planning
@@ -39,12 +44,12 @@ class DynamicProgram:
 
     def __init__(self, graph: GraphModule, device: int, kind: str, options: Options) -> None:
         self._boxed_call = True
-        self.graph = graph
+        self.graph = graph if not options.pad_sizes else _decomposed(graph)
         self.device = device
         self.kind = kind
         self.options = options
-        self.symbols, self._sources = _sources(graph)
-        self.reason = _why_exact(graph, options)
+        self.symbols, self._sources = _sources(self.graph)
+        self.reason = _why_exact(self.graph, options)
         if self.reason:
             self._give_up(self.reason)
         self._entries: dict[tuple[int, ...], _Entry] = {}
@@ -79,7 +84,7 @@ class DynamicProgram:
         if program is None:
             try:
                 program = self._programs[key] = programs.finish(plan, self.kind, self.options)
-            except (RuntimeError, NotImplementedError) as error:  # a pattern that XLA cannot pad
+            except (RuntimeError, ValueError) as error:  # a pattern that XLA or a rule cannot pad
                 self._give_up(str(error).splitlines()[0])
                 return self._specialise(values)
         logical = [(r.dtype, r.shape, r.strides) for r in outside.results]
@@ -124,6 +129,32 @@ def _sources(graph: GraphModule) -> tuple[list[Any], list[tuple[int, int]]]:
             if is_symbolic(size) and expression(size).is_Symbol:
                 found.setdefault(expression(size), (i, d))
     return list(found), list(found.values())
+
+
+def _decomposed(graph: GraphModule) -> GraphModule:
+    """The graph with PyTorch's decompositions of the ops that have no padded form of their own, where there are any."""
+    from torch._decomp import decomposition_table
+
+    unknown = {node.target for node in graph.graph.nodes if padded.why_not(node)}
+    table = {op: decomposition_table[op] for op in unknown if op in decomposition_table}
+    if not table or any(isinstance(node.target, HigherOrderOperator) for node in graph.graph.nodes):
+        return graph
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    values = [fake(node) for node in placeholders]
+    mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+    with mode, enable_python_dispatcher():
+        traced = make_fx(Interpreter(graph).run, decomposition_table=table)(*values)
+    made = [
+        node
+        for node in traced.graph.nodes
+        if isinstance(node.target, OpOverload) and any(True for _ in tensors(fake(node)))
+    ]
+    if any(registry.rule_for(node.target) is None and node.target is not planning.COPY for node in made):
+        return graph
+    for node, old in zip(traced.graph.find_nodes(op="placeholder"), placeholders):
+        node._rename(old.name)  # what an argument is to AOTAutograd stands in its name
+        node.meta["val"] = fake(old)
+    return traced
 
 
 def _why_exact(graph: GraphModule, options: Options) -> str:

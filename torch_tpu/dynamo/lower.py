@@ -8,7 +8,8 @@ the padded sizes as plain ints. `padded` knows which ops are which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -64,6 +65,18 @@ def _donations(plan: Plan) -> tuple[dict[int, int], list[int]]:
             aliases[position[parameter]] = result
     donors = [position[i] for i, p in enumerate(plan.parameters) if p.donated and position[i] not in aliases]
     return aliases, donors
+
+
+_REAL: dict[str, Callable[..., Value]] = {
+    "ToFloat": lambda b, x: x,
+    "OpaqueUnaryFn_sqrt": lambda b, x: b.sqrt(x),
+    "Add": lambda b, x, y: x + y,
+    "Mul": lambda b, x, y: x * y,
+    "IntTrueDiv": lambda b, x, y: x / y,
+    "FloatTrueDiv": lambda b, x, y: x / y,
+    "Pow": lambda b, x, y: b.power(x, y),
+    "FloatPow": lambda b, x, y: b.power(x, y),
+}
 
 
 class Extent(int):
@@ -150,7 +163,26 @@ class Graph:
 
     def _sized(self, value: Any, node: Node) -> Any:
         size = fake(node)
-        return self.extent(size) if isinstance(size, torch.SymInt) else value
+        if isinstance(size, torch.SymInt):
+            return self.extent(size)
+        if not isinstance(size, torch.SymFloat):
+            return value
+        if not self.symbols:
+            return self.sizes.number(size)
+        return Value(self.b, self._real(size.node.expr).ir, (), torch.float64, weak=True)
+
+    def _real(self, e: Any) -> Value:
+        """A number computed from sizes, in the precision of Python's."""
+        b = self.b
+        if e.is_Number:
+            return b.full((), float(e), torch.float64)
+        if e.is_integer:
+            return self._size(e).to(torch.float64)
+        combine = _REAL.get(type(e).__name__)
+        if combine is None:
+            raise NotImplementedError(f"a number that is {e}")
+        first, *others = (self._real(a) for a in e.args)
+        return functools.reduce(functools.partial(combine, b), others, first) if others else combine(b, first)
 
     def mark(self, x: Value, shape: Sequence[Any]) -> Value:
         """The value with its true sizes."""
@@ -187,7 +219,7 @@ class Graph:
         return found if isinstance(found, GraphModule) else self.b.constant(found.detach().cpu(), found.dtype)
 
     def _call(self, node: Node) -> Any:
-        if isinstance(fake(node), torch.SymInt):
+        if isinstance(fake(node), torch.SymInt | torch.SymFloat):
             return None
         target = node.target
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self.env.__getitem__)

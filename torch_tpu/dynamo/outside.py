@@ -10,6 +10,7 @@ from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule, Node
 
 from .plan import COPY, fake, tensors
+from .shapes import is_symbolic
 
 Compiled = Callable[[list[Any]], Any]
 
@@ -89,7 +90,8 @@ def _ancestors(nodes: Sequence[Node]) -> set[Node]:
 def separate_views(graph: GraphModule, kind: str) -> set[Node]:
     """Make results that share memory with another result again at the end of the graph, by the nodes returned.
 
-    AOTAutograd makes the views of inputs and of what needs a gradient; the others it leaves to the backend.
+    AOTAutograd makes the views of inputs and of what needs a gradient, where sizes are fixed; the others it leaves to
+    the backend.
     """
     if kind == "backward":
         return set()
@@ -107,7 +109,7 @@ def separate_views(graph: GraphModule, kind: str) -> set[Node]:
     views: set[Node] = set()
     for memory, members in groups.items():
         base = next(n for n in graph.graph.nodes if _memory(n) == memory)
-        if len(members) > 1 and base.op != "placeholder":
+        if any(is_symbolic(s) for s in fake(base).shape) if base.op == "placeholder" else len(members) > 1:
             with graph.graph.inserting_before(output):
                 made |= {member: _again(graph.graph, member, base, views) for member in members}
     if views:

@@ -18,6 +18,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Node
 
 from torch_tpu.lowering import dtypes
+from torch_tpu.lowering.registry import lower_op
 from torch_tpu.lowering.value import TensorSpec, Value
 
 from .plan import draws, fake, tensors
@@ -36,24 +37,34 @@ Factors = tuple[Any, ...]  # the sizes a dim is made of, outermost first
 FREE = {
     aten.clone, aten._to_copy, aten.copy, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones,
     aten.ones_like, aten.empty, aten.empty_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty,
-    aten.alias, aten.detach, aten.native_dropout, aten.native_dropout_backward,
+    aten.alias, aten.detach, aten.floor_divide, aten.log_sigmoid_forward, aten.log_sigmoid_backward,
+    aten.native_dropout, aten.native_dropout_backward,
     aten.rand, aten.rand_like, aten.randn, aten.randn_like, aten.uniform, aten.bernoulli, aten.normal_functional,
 }  # fmt: skip
 
 # These too, on dims that are not made of several.
 FREE_DENSE = {
-    aten.tril, aten.triu, aten.cumsum, aten.stack, aten.unbind, aten.embedding, aten.native_layer_norm,
-    aten._fused_rms_norm, aten.gather, aten.split_with_sizes,
+    aten.tril, aten.triu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.stack, aten.unbind, aten.embedding,
+    aten.native_layer_norm, aten._fused_rms_norm, aten.gather, aten.split_with_sizes,
 }  # fmt: skip
 
 # Zeros do not count in these.
 ZEROED = {
     aten.embedding_dense_backward, aten.native_layer_norm_backward, aten._fused_rms_norm_backward,
-    aten._softmax_backward_data, aten._log_softmax_backward_data,
+    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.scatter_add, aten.index_add,
+    aten.convolution, aten.convolution_backward,
 }  # fmt: skip
 
 # XLA leaves padding out of these when their inputs are marked with the true sizes.
 MARKED = {aten.cat, aten.index_select}
+
+# Where these have the shape that they normalize over, whose size must be known.
+_NORMALIZED: dict[Any, int] = {
+    aten.native_layer_norm: 1,
+    aten._fused_rms_norm: 1,
+    aten.native_layer_norm_backward: 2,
+    aten._fused_rms_norm_backward: 2,
+}
 
 _RESHAPES = {aten.view, aten._unsafe_view, aten.reshape}
 _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
@@ -69,6 +80,9 @@ def why_not(node: Node) -> str:
         return ""
     if isinstance(op, HigherOrderOperator):
         return f"{op} has no padded form"
+    normalized: Any = node.args[_NORMALIZED[op.overloadpacket]] if op.overloadpacket in _NORMALIZED else ()
+    if any(isinstance(size, Node) for size in normalized):
+        return f"{op} over a size that differs"
     packets = FREE | FREE_DENSE | ZEROED | MARKED | _RESHAPES | _PRODUCTS
     if op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags:
         return ""
@@ -102,7 +116,7 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
             g.b.true_sizes = ()
     value = {n: dense(g, n) for n in node.all_input_nodes}
     if packet in ZEROED:
-        value = {n: clear(g, n, value[n], 0) for n in value}
+        value = {n: clear_dense(g, n, value[n], 0) for n in value}
     elif packet in MARKED:
         value = {n: g.mark(v, fake(n).shape) if isinstance(v, Value) else v for n, v in value.items()}
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value.__getitem__)
@@ -172,10 +186,9 @@ def _padded_dims(g: Graph, sizes: Sequence[Any]) -> list[int]:
     return [g.sizes(s) for s in sizes]
 
 
-def inside(g: Graph, node: Any, x: Value, d: int) -> Value | None:
-    """Where along a dim the value has elements, at its shape; None where it has no padding."""
+def inside(g: Graph, parts: Factors, x: Value, d: int) -> Value | None:
+    """Where along a dim made of `parts` the value has elements, at its shape; None where it has no padding."""
     b, result = g.b, None
-    parts = factors(g, node, d)
     position = b.iota((x.shape[d],), 0, torch.int32)
     stride = x.shape[d]
     for size in parts:
@@ -193,8 +206,19 @@ def clear(g: Graph, node: Any, x: Any, value: Any, dims: Sequence[int] | None = 
     """A node's value with `value` as its padding along some dims (all)."""
     if not isinstance(x, Value):
         return x
-    for d in range(x.ndim) if dims is None else dims:
-        here = inside(g, node, x, d)
+    return _clear(g, x, value, {d: factors(g, node, d) for d in (range(x.ndim) if dims is None else dims)})
+
+
+def clear_dense(g: Graph, node: Any, x: Any, value: Any, dims: Sequence[int] | None = None) -> Any:
+    """The same for a value that has been made dense."""
+    if not isinstance(x, Value):
+        return x
+    return _clear(g, x, value, {d: (fake(node).shape[d],) for d in (range(x.ndim) if dims is None else dims)})
+
+
+def _clear(g: Graph, x: Value, value: Any, parts: dict[int, Factors]) -> Value:
+    for d, made_of in parts.items():
+        here = inside(g, made_of, x, d)
         if here is not None:
             x = g.b.select(here, x, g.b.full((), value, x.dtype))
     return x
@@ -211,8 +235,19 @@ def dense(g: Graph, node: Any) -> Any:
 
 
 def _reshape(g: Graph, node: Node) -> Value:
-    """A reshape that only joins and splits whole dims moves nothing."""
+    """A reshape that only joins and splits whole dims moves nothing; any other looks up where each element was."""
     (source,) = node.all_input_nodes[:1]
+    groups = _groups(g, source, node)
+    if groups is None:
+        return _looked_up(g, source, node)
+    for d, group in enumerate(groups):
+        if any(is_symbolic(s) for s in group):
+            _set_factors(g, node, d, group)
+    return g.b.reshape(g.env[source], [_product_of(_padded_dims(g, group)) for group in groups])
+
+
+def _groups(g: Graph, source: Node, node: Node) -> list[Factors] | None:
+    """The factors of the source that each dim of the result is made of; None where they do not fit."""
     left = [size for d in range(fake(source).ndim) for size in factors(g, source, d)]
     groups: list[Factors] = []
     for size in fake(node).shape:
@@ -220,7 +255,7 @@ def _reshape(g: Graph, node: Node) -> Value:
         rest = expression(size)
         while rest != 1:
             if not left:
-                raise _no_reshape(source, node)
+                return None
             factor = left.pop(0)
             e = expression(factor)
             quotient = rest / e
@@ -228,20 +263,33 @@ def _reshape(g: Graph, node: Node) -> Value:
                 left.insert(0, int(e / rest))  # a fixed dim that is split
                 factor, quotient = int(rest), 1
             elif not (quotient.is_Integer or not quotient.as_numer_denom()[1].free_symbols):
-                raise _no_reshape(source, node)
+                return None
             if expression(factor) != 1:
                 group.append(factor)
             rest = expression_of(quotient)
         groups.append(tuple(group) or (1,))
-    for d, group_ in enumerate(groups):
-        if any(is_symbolic(s) for s in group_):
-            _set_factors(g, node, d, group_)
-    padded = [_product_of(_padded_dims(g, group_)) for group_ in groups]
-    return g.b.reshape(g.env[source], padded)
+    return groups
 
 
-def _no_reshape(source: Node, node: Node) -> NotImplementedError:
-    return NotImplementedError(f"{node.target} from {list(fake(source).shape)} to {list(fake(node).shape)}")
+def _looked_up(g: Graph, source: Node, node: Node) -> Value:
+    b, x = g.b, dense(g, source)
+    before, after = fake(source).shape, fake(node).shape
+    padded = g.sizes.shape(after)
+
+    def true(size: Any) -> Value:
+        return b.broadcast_to(_i32(g, g.extent(size)), padded)
+
+    position, stride = b.full(padded, 0, torch.int32), b.full(padded, 1, torch.int32)
+    for d in reversed(range(len(padded))):
+        position = position + b.iota(padded, d, torch.int32) * stride
+        stride = stride * true(after[d])
+    place, stride_ = b.full(padded, 0, torch.int32), 1
+    for d in reversed(range(x.ndim)):
+        place = place + b.remainder(position, true(before[d])) * stride_
+        position = b.divide(position, true(before[d]))
+        stride_ *= x.shape[d]
+    flat = lower_op(b, aten.index_select.default, [x.reshape(x.numel), 0, place.reshape(_product_of(padded))])
+    return _only(flat).reshape(*padded)
 
 
 def expression_of(value: Any) -> Any:
@@ -297,7 +345,7 @@ def _product(g: Graph, node: Node, specs: Specs) -> Any:
         raise NotImplementedError(f"{node.target}: one size, padded in different ways")
     if factors(g, x, rank - 1) != factors(g, y, rank - 2):
         left, right = dense(g, x), dense(g, y)
-        left, right = clear(g, x, left, 0, [rank - 1]), clear(g, y, right, 0, [rank - 2])
+        left, right = clear_dense(g, x, left, 0, [rank - 1]), clear_dense(g, y, right, 0, [rank - 2])
     _set_factors(g, node, rank - 2, factors(g, x, rank - 2))
     _set_factors(g, node, rank - 1, factors(g, y, rank - 1))
     shape = (*left.shape[:-1], right.shape[-1])
@@ -352,6 +400,7 @@ def expand(g: Graph, node: Node, specs: Specs, x: Value, size: Any, *, implicit:
 _NEUTRAL: dict[Any, Callable[[torch.dtype], Any]] = {
     aten.sum: lambda dtype: 0,
     aten.any: lambda dtype: 0,
+    aten.count_nonzero: lambda dtype: 0,
     aten.all: lambda dtype: 1,
     aten.prod: lambda dtype: 1,
     aten.amax: dtypes.lowest,
@@ -373,7 +422,7 @@ def _reduced_dims(rank: int, dim: Any) -> list[int]:
     aten.sum.default, aten.sum.dim_IntList, aten.amax.default, aten.amin.default, aten.any.default, aten.any.dim,
     aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims, aten.prod.default, aten.prod.dim_int,
     aten.max.default, aten.min.default, aten.max.dim, aten.min.dim,
-    aten.logsumexp.default,
+    aten.logsumexp.default, aten.count_nonzero.dim_IntList,
 )  # fmt: skip
 def reduction(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs: Any) -> Any:
     dims = _reduced_dims(x.ndim, args[0] if args else kwargs.get("dim"))
@@ -397,7 +446,7 @@ def mean(
     (spec,) = specs
     assert spec is not None
     dims, of = _reduced_dims(x.ndim, dim), node.args[0]
-    x = clear(g, of, dense(g, of), 0, dims).to(g.b.opmath(spec.dtype))
+    x = clear_dense(g, of, dense(g, of), 0, dims).to(g.b.opmath(spec.dtype))
     return (g.b.reduce_sum(x, dims, keepdim) / _count(g, of, dims).to(x.dtype)).to(spec.dtype)
 
 
@@ -416,8 +465,8 @@ def var_mean(
     dims, x = _reduced_dims(x.ndim, dim), dense(g, of)
     wide = b.opmath(x.dtype)
     count = _count(g, of, dims).to(wide)
-    center = b.reduce_sum(clear(g, of, x.to(wide), 0, dims), dims, True) / count
-    deviation = clear(g, of, x.to(wide) - center, 0, dims)
+    center = b.reduce_sum(clear_dense(g, of, x.to(wide), 0, dims), dims, True) / count
+    deviation = clear_dense(g, of, x.to(wide) - center, 0, dims)
     degrees = b.maximum(count - b.scalar(1 if correction is None else correction, wide), 0.0)
     variance = (b.reduce_sum(deviation * deviation, dims, keepdim) / degrees).to(x.dtype)
     if node.target is aten.std.correction:
@@ -433,7 +482,7 @@ def norm(g: Graph, node: Node, specs: Specs, x: Value, ord: Any = 2, *args: Any,
     if isinstance(ord, Value) or ord < 0:
         raise NotImplementedError("linalg_vector_norm of an order below zero")
     of = node.args[0]
-    return g.lower(node, (clear(g, of, dense(g, of), 0), ord, *args), kwargs, specs)
+    return g.lower(node, (clear_dense(g, of, dense(g, of), 0), ord, *args), kwargs, specs)
 
 
 @handler(aten.sort.default, aten.sort.stable)
@@ -445,22 +494,78 @@ def sort(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs: Any
     last: Any = dtypes.lowest(x.dtype) if named.get("descending") else dtypes.highest(x.dtype)
     if x.is_float and not named.get("descending"):
         last = float("nan")
-    return g.lower(node, (clear(g, of, dense(g, of), last, [dim]), *args), kwargs, specs)
+    return g.lower(node, (clear_dense(g, of, dense(g, of), last, [dim]), *args), kwargs, specs)
 
 
-@handler(aten._softmax.default, aten._log_softmax.default)
-def softmax(g: Graph, node: Node, specs: Specs, x: Value, dim: int, half_to_float: bool) -> Any:
+@handler(aten._softmax.default, aten._log_softmax.default, aten._safe_softmax.default)
+def softmax(g: Graph, node: Node, specs: Specs, x: Value, dim: int, *args: Any, **kwargs: Any) -> Any:
     for d in range(x.ndim):
         _set_factors(g, node, d, factors(g, node.args[0], d))
     x = clear(g, node.args[0], x, float("-inf"), [dim % x.ndim])
-    return g.lower(node, (x, dim, half_to_float), {}, [TensorSpec(x.shape, s.dtype) for s in specs if s])
+    return g.lower(node, (x, dim, *args), kwargs, [TensorSpec(x.shape, s.dtype) for s in specs if s])
+
+
+@handler(aten.flip.default)
+def flip(g: Graph, node: Node, specs: Specs, x: Value, dims: Sequence[int]) -> Value:
+    of = node.args[0]
+    x = g.b.reverse(dense(g, of), [d % x.ndim for d in dims])
+    for d in (d % x.ndim for d in dims):
+        if is_symbolic(fake(of).shape[d]):  # type: ignore[arg-type]
+            padding = g.b.full((), x.shape[d], torch.int32) - _true_size(g, of, d)
+            x = _from(g, x, d, padding, x.shape[d])
+    return x
+
+
+@handler(aten.constant_pad_nd.default)
+def constant_pad(g: Graph, node: Node, specs: Specs, x: Value, pad: Sequence[Any], value: Any = 0) -> Value:
+    """The value stands also where the argument has its padding."""
+    b, of, rank = g.b, node.args[0], x.ndim
+    (spec,) = specs
+    assert spec is not None
+    fill = b.scalar(value, x.dtype)
+    x = clear_dense(g, of, dense(g, of), fill)
+    if any(not isinstance(p, int) or is_extent(p) or p < 0 for p in pad):
+        raise NotImplementedError(f"{node.target} by a size that differs")
+    low, high = [0] * rank, [0] * rank
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2])):
+        low[rank - 1 - i], high[rank - 1 - i] = before, after
+    return g.leave(b.pad(x, fill, low, high), spec.shape)
+
+
+def is_extent(x: Any) -> bool:
+    """Whether it is a size that differs from call to call."""
+    from .lower import Extent
+
+    return isinstance(x, Extent)
+
+
+@handler(aten.index.Tensor)
+def index(g: Graph, node: Node, specs: Specs, x: Value, indices: Sequence[Value | None]) -> Any:
+    """Indices below zero count from the true end."""
+    of: Any = node.args[0]
+    placed: list[Value | None] = []
+    for d, at in enumerate(node.args[1]):  # type: ignore[arg-type]
+        where = dense(g, at) if at is not None else None
+        if where is not None and where.is_bool:
+            raise NotImplementedError(f"{node.target} with a mask")
+        if where is not None and is_symbolic(fake(of).shape[d]):
+            where = g.b.select(where < 0, where + _true_size(g, of, d).to(where.dtype), where)
+        placed.append(where)
+    return g.lower(node, (dense(g, of), placed), {}, specs)
+
+
+@handler(aten.topk.default)
+def topk(g: Graph, node: Node, specs: Specs, x: Value, k: int, dim: int = -1, largest: bool = True, *rest: Any) -> Any:
+    of, dim = node.args[0], dim % x.ndim
+    worst = dtypes.lowest(x.dtype) if largest else dtypes.highest(x.dtype)
+    return g.lower(node, (clear_dense(g, of, dense(g, of), worst, [dim]), k, dim, largest, *rest), {}, specs)
 
 
 @handler(aten.argmax.default, aten.argmin.default)
 def arg_extreme(g: Graph, node: Node, specs: Specs, x: Value, dim: int | None = None, keepdim: bool = False) -> Any:
     b, of = g.b, node.args[0]
     worst = _NEUTRAL[node.target.overloadpacket](x.dtype)  # type: ignore[union-attr]
-    x = clear(g, of, dense(g, of), worst, None if dim is None else [dim % x.ndim])
+    x = clear_dense(g, of, dense(g, of), worst, None if dim is None else [dim % x.ndim])
     if dim is not None or x.ndim < 2:
         return g.lower(node, (x, dim, keepdim), {}, specs)
     # The position in the flattened tensor, of its true sizes.
@@ -496,15 +601,28 @@ def nll_loss(g: Graph, node: Node, specs: Specs, *args: Any) -> Any:
     aten._scaled_dot_product_fused_attention_overrideable_backward.default,
 )
 def attention(g: Graph, node: Node, specs: Specs, *args: Any, **kwargs: Any) -> Any:
-    """A causal mask hides the padding, which is at the end."""
-    schema = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
-    named = {**dict(zip(schema, args)), **kwargs}
-    key = node.args[schema.index("key")]
-    if is_symbolic(fake(key).shape[2]) and not named.get("is_causal"):  # type: ignore[arg-type]
-        raise NotImplementedError(f"{node.target} without a causal mask")
-    value = {n: clear(g, n, dense(g, n), 0) for n in node.all_input_nodes}
+    """A causal mask hides padded keys, which are at the end, if there are as many as queries; else a bias does."""
+    names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
+    value = {n: clear_dense(g, n, dense(g, n), 0) for n in node.all_input_nodes}
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value.__getitem__)
-    return g.lower(node, args, kwargs, specs)
+    named = {**dict(zip(names, args)), **kwargs}
+    query, key = (node.args[names.index(name)] for name in ("query", "key"))
+    if is_symbolic(fake(key).shape[3]) and named.get("scale") is None:  # type: ignore[arg-type]
+        raise NotImplementedError(f"{node.target} with a scale that depends on a size")
+    if named.get("dropout_p"):
+        raise NotImplementedError(f"{node.target} with dropout")
+    length = fake(key).shape[2]  # type: ignore[arg-type]
+    hidden = named.get("is_causal") and expression(fake(query).shape[2]) == expression(length)  # type: ignore[arg-type]
+    if is_symbolic(length) and not hidden:
+        b, bias = g.b, named.get("attn_bias")
+        if bias is None:
+            bias = b.full((1, 1, 1, named["key"].shape[2]), 0, named["query"].dtype)
+        seen = inside(g, (length,), bias, bias.ndim - 1)
+        assert seen is not None
+        named["attn_bias"] = b.select(seen, bias, b.full((), float("-inf"), bias.dtype))
+    positional = [a.name for a in node.target._schema.arguments if not a.kwarg_only]  # type: ignore[union-attr]
+    count = max(len(args), positional.index("attn_bias") + 1)
+    return g.lower(node, [named.get(name) for name in positional[:count]], kwargs, specs)
 
 
 def _only(value: Any) -> Value:
@@ -559,6 +677,31 @@ def slice_(
         if not isinstance(start, Extent):
             at = _true_size(g, node.args[0], dim) + at
     return g.b.slice_dim(_from(g, x, dim, at, count), dim, 0, count, step)
+
+
+@handler(aten.slice_backward.default, aten.select_backward.default)
+def part_backward(g: Graph, node: Node, specs: Specs, x: Value, size: Any, dim: int, start: Any, *rest: Any) -> Value:
+    """The gradient of a part at its place among zeros."""
+    from .lower import Extent
+
+    b, (like,) = g.b, specs
+    assert like is not None
+    of, dim, x = node.args[0], dim % len(like.shape), dense(g, node.args[0])
+    if node.target is aten.select_backward.default:
+        part, step = b.unsqueeze(x, dim), 1
+    else:
+        part, step = clear_dense(g, of, x, 0, [dim]), rest[1]
+    if step != 1:
+        raise NotImplementedError(f"{node.target} with a step")
+    at = _i32(g, 0 if start is None else start)
+    if not isinstance(start, Extent | None) and start < 0:
+        at = _i32(g, g.extent(fake(node).shape[dim])) + at
+    shape = list(like.shape)
+    shape[dim] += part.shape[dim]  # a part that sticks out is padding
+    starts = [b.full((), 0, torch.int32)] * len(shape)
+    starts[dim] = at
+    whole = b.dynamic_update_slice(b.full(shape, 0, like.dtype), part.to(like.dtype), starts)
+    return b.slice_dim(whole, dim, 0, like.shape[dim])
 
 
 @handler(aten.arange.start_step, aten.arange.default, aten.arange.start)

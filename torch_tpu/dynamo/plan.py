@@ -139,8 +139,8 @@ def make(
             plan.outputs.append((1, places[item.args[0]], None))
         elif item.op == "placeholder":
             plan.outputs.append((1, places[item], None))
-        elif isinstance(fake(item), int | torch.SymInt):
-            plan.outputs.append((2, 0, sizes(fake(item))))
+        elif isinstance(fake(item), int | float | torch.SymInt | torch.SymFloat):
+            plan.outputs.append((2, 0, sizes.number(fake(item))))
         else:
             plan.outputs.append((0, slot(item), None))
     return plan

@@ -21,6 +21,13 @@ class Sizes:
             return size
         return int(expression(size).xreplace(dict(self.values)))
 
+    def number(self, value: float | torch.SymInt | torch.SymFloat) -> float:
+        """The number that a size, or what is computed from sizes, has when their symbols have theirs."""
+        if isinstance(value, int | float):
+            return value
+        found = value.node.expr.xreplace(dict(self.values))
+        return float(found) if isinstance(value, torch.SymFloat) else int(found)
+
     def shape(self, shape: Any) -> tuple[int, ...]:
         """A whole shape in numbers."""
         return tuple(self(s) for s in shape)
