@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,12 +11,6 @@ from torch import Tensor, nn
 
 MORE_THAN_ONE = "more than one element of the written-to tensor refers to a single memory location"
 PARTIAL = "some elements of the input tensor and the written-to tensor refer to a single memory location"
-
-
-@pytest.fixture(autouse=True, params=["strict", "fused"])
-def _mode(request: pytest.FixtureRequest) -> Iterator[None]:
-    with torch.tpu.set_eager_mode(request.param):
-        yield
 
 
 def grid(device: str, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
