@@ -397,3 +397,11 @@ def test_second_process_builds_no_module(tmp_path: Any) -> None:
     """
     assert run_python(code, TORCH_TPU_CACHE_DIR=str(tmp_path)) == "True True\n"
     assert run_python(code, TORCH_TPU_CACHE_DIR=str(tmp_path)) == "False False\n"
+
+
+def test_a_row_times_a_weight_copies_no_weight() -> None:
+    layer = nn.Linear(64, 96)
+    device, x = copy.deepcopy(layer).to("tpu"), torch.randn(1, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(device)(x.to("tpu")).cpu(), layer(x), rtol=1e-4, atol=1e-5)
+    assert torch.tpu.compiler.last_programs()[-1].memory["temp_bytes"] < 4 * 64 * 96

@@ -11,7 +11,7 @@ tested against the CPU in tests/test_compile_dynamic.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch._ops import HigherOrderOperator, OpOverload
@@ -56,7 +56,7 @@ ZEROED = {
 }  # fmt: skip
 
 # XLA leaves padding out of these when their inputs are marked with the true sizes.
-MARKED = {aten.cat, aten.index_select}
+MARKED = {aten.index_select}
 
 # Where these have the shape that they normalize over, whose size must be known.
 _NORMALIZED: dict[Any, int] = {
@@ -503,6 +503,28 @@ def softmax(g: Graph, node: Node, specs: Specs, x: Value, dim: int, *args: Any, 
         _set_factors(g, node, d, factors(g, node.args[0], d))
     x = clear(g, node.args[0], x, float("-inf"), [dim % x.ndim])
     return g.lower(node, (x, dim, *args), kwargs, [TensorSpec(x.shape, s.dtype) for s in specs if s])
+
+
+@handler(aten.cat.default)
+def cat(g: Graph, node: Node, specs: Specs, xs: Sequence[Value], dim: int = 0) -> Value:
+    """Each tensor is written where the one before it truly ends: over that one's padding."""
+    b, of = g.b, cast(Sequence[Node], node.args[0])
+    (spec,) = specs
+    assert spec is not None
+    parts: list[tuple[Any, Value]] = [(n, dense(g, n).to(spec.dtype)) for n in of if fake(n).shape != (0,)]
+    dim %= len(spec.shape)
+    if any(x.shape[:dim] + x.shape[dim + 1 :] != spec.shape[:dim] + spec.shape[dim + 1 :] for _, x in parts):
+        raise NotImplementedError(f"{node.target}: one size, padded in different ways")
+    room = max((x.shape[dim] for n, x in parts[1:] if is_symbolic(fake(n).shape[dim])), default=0)
+    shape = list(spec.shape)
+    shape[dim] += room  # a part whose padding sticks out
+    joined = g.leave(parts[0][1], shape)
+    starts, end = [b.full((), 0, torch.int32)] * len(shape), _true_size(g, parts[0][0], dim)
+    for n, x in parts[1:]:
+        starts[dim] = end
+        joined = b.dynamic_update_slice(joined, x, starts)
+        end = end + _true_size(g, n, dim)
+    return g.leave(joined, spec.shape)
 
 
 @handler(aten.flip.default)
