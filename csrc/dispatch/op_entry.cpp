@@ -60,6 +60,13 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : op(op), id(next_id()) {
     parameter.out = argument.is_out();
     parameters.push_back(parameter);
   }
+  // Zeros as pivots, lengths or offsets: out of bounds, or refused for their values.
+  static const std::unordered_set<std::string> no_zeros{
+      "aten::lu_unpack",         "aten::linalg_lu_solve",          "aten::linalg_ldl_solve",
+      "aten::segment_reduce",    "aten::_segment_reduce_backward", "aten::_ctc_loss",
+      "aten::_ctc_loss_backward"};
+  cpu_takes_zeros =
+      op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && no_zeros.count(op.schema().name()) == 0;
   cpu_tensors_allowed = takes_host_indices(op.schema().name());
 }
 
@@ -102,6 +109,9 @@ void OpEntry::resolve() {
          resolution.attr("keeps").cast<std::vector<std::pair<std::string, std::string>>>()) {
       keeps.emplace_back(*op.schema().argumentIndexWithName(kept), *op.schema().argumentIndexWithName(unless));
     }
+    static const std::unordered_set<std::string> filling{"aten::fill", "aten::zero",      "aten::masked_fill",
+                                                         "aten::full", "aten::full_like", "aten::scalar_tensor"};
+    fills = filling.count(functional) > 0;
     counted = functional == "aten::arange" || functional == "aten::range";
     if (!resolution.attr("when").is_none()) {
       when = resolution.attr("when").cast<py::object>().release().ptr();

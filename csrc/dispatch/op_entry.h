@@ -32,6 +32,7 @@ struct OpEntry {
   const c10::OperatorHandle op;
   const uint32_t id;
   std::vector<Parameter> parameters;
+  bool cpu_takes_zeros = false;  // there is a kernel for the CPU, which may be asked about zeros
   std::atomic<OpKind> kind{OpKind::kUnresolved};
 
   // Set by resolve().
@@ -44,6 +45,7 @@ struct OpEntry {
   std::vector<std::pair<size_t, size_t>> keeps;  // the first, a target, stays as it is unless the second is given
   bool wide = false;                             // its scalars travel in double precision
   bool products = false;                         // it may multiply matrices, in the precision that the user has set
+  bool fills = false;                            // every element that it writes becomes its number
   bool counted = false;                          // the size of its result follows from its numbers
   bool cpu_tensors_allowed = false;              // index tensors may live on the host
   c10::DispatchKey composite = c10::DispatchKey::Undefined;

@@ -12,6 +12,7 @@
 #include "../device/allocator.h"
 #include "../device/generator.h"
 #include "../device/runtime.h"
+#include "../trace/bind.h"
 #include "../trace/queue.h"
 #include "../trace/recorder.h"
 #include "inference.h"
@@ -320,21 +321,24 @@ c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter) 
   });
 }
 
-// Some meta functions have words of their own for an error: throws what the CPU's kernel says to zeros of these shapes.
-// Returns where it says nothing, or where the zeros would be large.
-void throw_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
-  constexpr int64_t kLargest = int64_t{1} << 22;
-  bool large = false;
+// How many zeros the CPU may be asked about: where its answer is likely to matter, and else, as many as cost nothing.
+constexpr int64_t kLargeZeros = int64_t{1} << 22;
+constexpr int64_t kSmallZeros = int64_t{1} << 12;
+
+// Throws what the CPU's kernel says to zeros of these shapes. Returns where it says nothing, or where they would be
+// more than `largest`.
+void throw_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, int64_t largest) {
+  int64_t elements = 0;
   const auto zeros = [&](const at::Tensor& t) {
     if (!t.defined() || t.device().is_cpu()) return t;
-    large |= t.numel() > kLargest;
-    return at::zeros(large ? at::IntArrayRef{0} : t.sizes(), t.options().device(at::kCPU));
+    elements += t.numel();
+    return at::zeros(elements > largest ? at::IntArrayRef{0} : t.sizes(), t.options().device(at::kCPU));
   };
   Stack stack;
   for (size_t i = 0; i < arguments.size(); ++i) {
     stack.push_back(elsewhere(arguments[i], entry.parameters[i], c10::DeviceType::CPU, zeros));
   }
-  if (large) return;
+  if (elements > largest) return;
   at::AutoDispatchBelowADInplaceOrView guard;
   entry.op.callBoxed(&stack);
 }
@@ -442,10 +446,10 @@ bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signat
       pybind11::gil_scoped_acquire gil;
       if (PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) return false;
     }
-    throw_as_on_cpu(entry, arguments);
+    throw_as_on_cpu(entry, arguments, kLargeZeros);
     throw;
   } catch (const std::exception&) {  // c10's, or pybind11's of a Python meta function
-    throw_as_on_cpu(entry, arguments);
+    throw_as_on_cpu(entry, arguments, kLargeZeros);
     throw;
   }
   if (!entry.returns_targets) {
@@ -473,6 +477,73 @@ void for_each_tensor(const c10::IValue& value, Visit visit) {
   }
 }
 
+uint32_t words_of(const Argument& argument) {
+  if (argument.kind == Argument::Kind::kScalar) return scalar_words(argument.scalar);
+  uint32_t words = 0;
+  for (const Argument& item : argument.items) words += words_of(item);
+  return words;
+}
+
+// What the CPU's kernel refuses is refused here too, but for what is wrong with zeros: a matrix of them has no inverse.
+void refuse_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, int64_t largest) {
+  if (entry.random || !entry.cpu_takes_zeros) return;
+  try {
+    throw_as_on_cpu(entry, arguments, largest);
+  } catch (const c10::LinAlgError&) {
+  } catch (const c10::Error& error) {
+    if (error.msg().find("ZeroDivisionError") == std::string::npos) throw;
+  }
+}
+
+// Lowers the op by itself, so that arguments which its rule refuses are refused at the call, in PyTorch's words, or run
+// on the CPU where PyTorch has a kernel for them.
+void try_lowering(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signature& s) {
+  ProgramDescription description;
+  description.inputs = s.inputs;
+  NodeDescription node{&s, {}, 0};
+  for (uint32_t i = 0; i < s.inputs.size(); ++i) node.inputs.push_back({0, i});
+  description.nodes.push_back(std::move(node));
+  for (const Argument& argument : s.arguments) description.scalar_words += words_of(argument);
+  if (entry.random) description.scalar_words += 2 * scalar_words(ScalarKind::kUint64);
+  for (uint32_t i = 0; i < s.outputs.size(); ++i) {
+    if (s.outputs[i].dtype != c10::ScalarType::Undefined) description.outputs.push_back({1, i});
+  }
+  const std::string refusal = why_not_lowered(description);
+  if (refusal.empty()) return;
+  throw_as_on_cpu(entry, arguments, kLargeZeros);
+  s.fallback = true;
+  s.fallback_reason = "its rule refuses these arguments: " + refusal;
+}
+
+// Finds out at the call what would fail later. Kernels and rules are likely to refuse, or to part ways over, complex
+// numbers, integers without any floating-point number beside them, and nothing at all.
+void check_arguments(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signature& s) {
+  bool any_float = false, any_complex = false, any_float8 = false, any_empty = false;
+  for (const InputMeta& input : s.inputs) {
+    any_float |= c10::isFloatingType(input.dtype);
+    any_float8 |= c10::isFloat8Type(input.dtype);
+    any_complex |= c10::isComplexType(input.dtype);
+    any_empty |= std::count(input.sizes.begin(), input.sizes.end(), 0) > 0;
+  }
+  const bool usual = any_float && !any_complex && !any_empty;
+  if (!any_float8) refuse_as_on_cpu(entry, arguments, usual ? kSmallZeros : kLargeZeros);
+  if (any_float8 || any_complex || any_empty) try_lowering(entry, arguments, s);
+}
+
+// Whether an in-place or out argument has another dtype than the op's result: not every dtype can be cast to it.
+bool targets_change_dtype(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, const Signature& s) {
+  if (!entry.returns_targets) return false;
+  size_t output = 0;
+  bool change = false;
+  for (size_t target : entry.targets) {
+    for_each_tensor(arguments[target], [&](const at::Tensor& tensor) {
+      const OutputMeta& meta = s.outputs[output++];
+      change |= tensor.defined() && tensor.scalar_type() != meta.dtype;
+    });
+  }
+  return change;
+}
+
 // The signature of a call that is seen for the first time: PyTorch's own shape and dtype errors are raised here.
 const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments, uint64_t hash) {
   OpEntry& entry = call.entry;
@@ -485,9 +556,8 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   s->matmul_precision = matmul_precision(entry);
   s->site = user_site();
 
-  const bool fills = entry.functional == "aten::fill" || entry.functional == "aten::zero";  // each element alike
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (fills || !entry.parameters[i].written) continue;
+    if (entry.fills || !entry.parameters[i].written) continue;  // alike where elements overlap
     for_each_tensor(arguments[i], [](const at::Tensor& tensor) {
       if (tensor.defined()) at::assert_no_internal_overlap(tensor);
     });
@@ -506,8 +576,10 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
     s->list_sizes = std::move(inferred->list_sizes);
   } else if (!ask_meta(entry, arguments, *s)) {
     s->fallback = true;
+    s->fallback_reason = "PyTorch has no meta function for it";
     return Recorder::get().signatures.insert(std::move(s));
   }
+  if (targets_change_dtype(entry, arguments, *s)) refuse_as_on_cpu(entry, arguments, kLargeZeros);
   for (const auto& [kept, unless] : entry.keeps) {
     if (!entry.returns_targets || !arguments[unless].isNone()) continue;
     size_t output = 0;
@@ -526,6 +598,7 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
   for (const c10::TensorImpl* input : call.inputs) {
     s->inputs.push_back({input->dtype().toScalarType(), Dims(input->sizes().begin(), input->sizes().end())});
   }
+  check_arguments(entry, arguments, *s);
   return Recorder::get().signatures.insert(std::move(s));
 }
 
@@ -552,6 +625,14 @@ void push_new_returns(const OpEntry& entry, const Signature& signature, Values& 
       stack->emplace_back(make());
     }
   }
+}
+
+// Throws PyTorch's error for a number that a tensor of this dtype cannot be filled with.
+void check_fits(const c10::Scalar& number, c10::ScalarType dtype) {
+  if (number.isBoolean() || c10::isComplexType(dtype)) return;
+  if (c10::isFloatingType(dtype) && !number.isComplex()) return;
+  if (number.isIntegral(false) && number.toLong() >= 0 && number.toLong() <= INT8_MAX) return;
+  at::empty({}, at::TensorOptions().dtype(dtype)).fill_(number);
 }
 
 bool draws(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
@@ -642,7 +723,7 @@ void record_node(OpEntry& entry, Stack* stack) {
   }
   if (C10_UNLIKELY(signature->fallback)) {
     lock.unlock();
-    run_on_cpu(entry, stack, "PyTorch has no meta function for it");
+    run_on_cpu(entry, stack, signature->fallback_reason);
     return;
   }
 
@@ -651,7 +732,9 @@ void record_node(OpEntry& entry, Stack* stack) {
   for (const c10::TensorImpl* tensor : call.inputs) inputs.push_back(recorder.read(tensor));
   Words words;
   for (const c10::IValue* number : call.numbers) {
-    push_scalar(words, number->isTensor() ? number->toTensor().item() : number->toScalar(), call.wide);
+    const c10::Scalar scalar = number->isTensor() ? number->toTensor().item() : number->toScalar();
+    if (entry.fills) check_fits(scalar, signature->outputs[0].dtype);
+    push_scalar(words, scalar, call.wide);
   }
   if (draws(entry, arguments)) draw_random(entry, arguments, *signature, call.device, words);
   Values values = recorder.emit(*signature, inputs, words, call.device);
@@ -708,6 +791,7 @@ void record(OpEntry& entry, Stack* stack) {
       record_node(entry, stack);
       return;
     case OpKind::kPython:
+      refuse_as_on_cpu(entry, torch::jit::last(*stack, entry.parameters.size()), kSmallZeros);
       call_python(entry, stack);
       return;
     case OpKind::kComposite:

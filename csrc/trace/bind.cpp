@@ -98,6 +98,17 @@ std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& descri
   }
 }
 
+std::string why_not_lowered(const ProgramDescription& description) {
+  py::gil_scoped_acquire gil;
+  try {
+    py::object refusal =
+        py::module_::import("torch_tpu.compiler.program").attr("why_not_lowered")(description_object(description));
+    return refusal.cast<std::string>();
+  } catch (py::error_already_set& error) {
+    throw std::runtime_error(error.what());
+  }
+}
+
 void bind_trace(py::module_& m) {
   py::enum_<EagerMode>(m, "EagerMode")
       .value("DEBUG", EagerMode::kDebug)

@@ -14,4 +14,7 @@ std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& descri
 
 void bind_trace(pybind11::module_& m);
 
+// Why the program cannot be lowered, from torch_tpu.compiler.program.why_not_lowered; empty if it can. Takes the GIL.
+std::string why_not_lowered(const ProgramDescription& description);
+
 }  // namespace torch_tpu

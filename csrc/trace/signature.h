@@ -56,8 +56,9 @@ struct Signature {
   c10::ScalarType default_dtype = c10::ScalarType::Float;                             // as it was when recorded
   at::Float32MatmulPrecision matmul_precision = at::Float32MatmulPrecision::HIGHEST;  // the same, of an op of products
   bool python = false;    // a call for the op's Python function, not to be recorded
-  bool fallback = false;  // PyTorch has no meta function for it: run it on the CPU
-  std::string site;       // "file:line" of the user's code that first recorded it
+  bool fallback = false;  // run it on the CPU
+  std::string fallback_reason;
+  std::string site;  // "file:line" of the user's code that first recorded it
 };
 
 uint64_t hash_words(const uint64_t* words, size_t n);

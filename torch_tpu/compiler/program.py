@@ -79,6 +79,15 @@ def artifact(description: dict[str, Any], platform_name: str) -> bytes:
     return lower(description, _signatures(description), stablehlo_version(_C.default_client()), platform_name)
 
 
+def why_not_lowered(description: dict[str, Any]) -> str:
+    """What keeps a recorded program from being lowered; empty if nothing does."""
+    try:
+        lower(description, _signatures(description), stablehlo_version(_C.default_client()), platform.select().platform)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
 def _signatures(description: dict[str, Any]) -> dict[int, Signature]:
     return {id_: Signature(*fields[1:]) for id_, fields in description["signatures"].items()}
 

@@ -47,6 +47,8 @@ def nonzero(x: Tensor) -> Tensor:
 
 @python_op(aten.masked_select)
 def masked_select(x: Tensor, mask: Tensor) -> Tensor:
+    if mask.dtype != torch.bool:
+        raise RuntimeError("masked_select: expected BoolTensor for mask")
     x, mask = torch.broadcast_tensors(x, mask)  # type: ignore[no-untyped-call]
     # Packing is what the backward of masked_scatter does.
     return aten.masked_scatter_backward(x, mask, [_count(mask)])  # type: ignore[no-any-return]
@@ -64,7 +66,9 @@ def repeat_interleave(repeats: Tensor, *, output_size: int | None = None) -> Ten
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
     if minlength < 0:
         raise RuntimeError("minlength should be >= 0")
-    if x.ndim != 1 or x.dtype.is_floating_point or x.dtype == torch.bool:
+    if x.dtype.is_floating_point or x.dtype == torch.bool or x.dtype.is_complex:
+        raise NotImplementedError(f'"bincount_cpu" not implemented for {x.dtype}')
+    if x.ndim != 1:
         raise RuntimeError("bincount only supports 1-d non-negative integral inputs.")
     if weights is not None and weights.shape != x.shape:
         raise RuntimeError("weights should be 1-d and have the same length as input")

@@ -129,14 +129,19 @@ def eye(b: Builder, *_: Any, **__: Any) -> Value:
     return _diagonals(b, out.shape).eq(0).to(out.dtype)
 
 
+def _within(shape: tuple[int, ...], diagonal: int) -> int:
+    """The diagonal, or one just outside of the matrix if it lies farther away than an index can say."""
+    return max(-shape[-2], min(diagonal, shape[-1]))
+
+
 @lower(aten.tril)
 def tril(b: Builder, x: Value, diagonal: int = 0) -> Value:
-    return b.select(_diagonals(b, x.shape) <= diagonal, x, 0)
+    return b.select(_diagonals(b, x.shape) <= _within(x.shape, diagonal), x, 0)
 
 
 @lower(aten.triu)
 def triu(b: Builder, x: Value, diagonal: int = 0) -> Value:
-    return b.select(_diagonals(b, x.shape) >= diagonal, x, 0)
+    return b.select(_diagonals(b, x.shape) >= _within(x.shape, diagonal), x, 0)
 
 
 def _indices_where(b: Builder, mask: Value) -> Value:
@@ -154,9 +159,9 @@ def _indices_where(b: Builder, mask: Value) -> Value:
 
 @lower(aten.tril_indices)
 def tril_indices(b: Builder, row: int, col: int, offset: int = 0, **_: Any) -> Value:
-    return _indices_where(b, _diagonals(b, (row, col)) <= offset)
+    return _indices_where(b, _diagonals(b, (row, col)) <= _within((row, col), offset))
 
 
 @lower(aten.triu_indices)
 def triu_indices(b: Builder, row: int, col: int, offset: int = 0, **_: Any) -> Value:
-    return _indices_where(b, _diagonals(b, (row, col)) >= offset)
+    return _indices_where(b, _diagonals(b, (row, col)) >= _within((row, col), offset))

@@ -106,6 +106,9 @@ def mask_positions(b: Builder, mask: Value) -> Value:
     return scan(b, counts, 0, 0, b.add) - counts
 
 
+_INDEX_DTYPES = {torch.int64, torch.int32, torch.uint8, torch.bool}
+
+
 def _is_mask(index: torch.Tensor | None) -> bool:
     return index is not None and index.dtype in MASKS
 
@@ -120,6 +123,8 @@ def _expand_masks(indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor |
 
 def _check(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor | None = None) -> None:
     """Raise what PyTorch raises for shapes that do not fit: its meta kernels check too little."""
+    if any(i is not None and i.dtype not in _INDEX_DTYPES for i in indices):
+        raise IndexError("tensors used as indices must be long, int, byte or bool tensors")
     dims: list[tuple[int, ...] | None] = []  # of x: the shape of what indexes it
     for position, index in enumerate(indices):
         if index is None or not _is_mask(index):
@@ -160,9 +165,15 @@ def _reads_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> boo
 
 
 def _put_reads_masks(x: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, *_: bool) -> bool:
-    """One mask alone needs no count."""
+    """One mask alone needs no count, unless there must be as many values as true places."""
     _check(x, indices, values)
-    return any(_is_mask(i) for i in indices) and sum(i is not None for i in indices) > 1
+    given = [i for i in indices if i is not None]
+    masks = [i for i in given if _is_mask(i)]
+    if not masks or len(given) > 1:
+        return bool(masks)
+    dim, rest = indices.index(masks[0]), x.ndim - masks[0].ndim
+    behind = rest - dim  # dims of a value behind the one that counts the true places
+    return values.ndim > behind and values.shape[-behind - 1] != 1 and values.ndim <= rest + 1
 
 
 @python_call(aten.index.Tensor, when=_reads_masks)

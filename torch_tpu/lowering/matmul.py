@@ -58,7 +58,7 @@ def _reduced_products(
 def matrix_product(b: Builder, x: Value, y: Value) -> Value:
     """x @ y over the last two dims; the leading ones agree."""
     if x.ndim == 2 and x.shape[0] == 1 and getattr(y.ir.owner, "name", "") == "stablehlo.transpose":
-        # For a row times a transposed matrix XLA:CPU lays the matrix out anew; the matrix times a column it reads in place.
+        # For a row times a transposed matrix XLA:CPU copies the matrix; the matrix times a column it reads in place.
         column = contract(b, b.swap_dims(y, 0, 1), b.swap_dims(x, 0, 1), ([1], [0]))
         return b.reshape(column, (1, y.shape[1]))
     lead = range(x.ndim - 2)

@@ -62,6 +62,8 @@ def order_key(b: Builder, x: Value) -> Value:
 
 @lower(aten.sort.default)
 def sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, Value]:
+    if not -max(x.ndim, 1) <= dim < max(x.ndim, 1):
+        raise IndexError(f"Dimension out of range (got {dim} for {x.ndim} dims)")
     if not x.ndim or not x.numel:
         return x, b.full(x.shape, 0, torch.int64)
     values, places = sort_with_index(b, x, dim % x.ndim, descending)
@@ -170,6 +172,8 @@ def searchsorted(
 
 @lower(aten.bucketize)
 def bucketize(b: Builder, values: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False) -> Value:
+    if boundaries.ndim != 1:
+        raise ValueError(f"boundaries tensor must be 1 dimension, but got dim({boundaries.ndim})")
     return searchsorted(b, boundaries, values, right=right)
 
 
