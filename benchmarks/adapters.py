@@ -21,8 +21,9 @@ class Adapter:
         return {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 
     def start(self) -> None:
-        """Import what the adapter needs."""
+        """Import what the adapter needs; torch._dynamo among it, which torch.optim imports at its first optimizer."""
         import torch
+        import torch._dynamo
 
         self.torch = torch
 
