@@ -88,6 +88,25 @@ class Compiled(Tpu):
         return build("gpt" if workload.startswith("start") else workload, self.device, self.mark, self.wait, compile_)
 
 
+class Whole(Compiled):
+    """This package with a whole training step in one torch.compile, as JAX's are in one jit."""
+
+    name = "whole"
+    skip = ("chain", "chain_sync", "decode", "decode_cat")
+
+    def __init__(self) -> None:
+        Tpu.__init__(self, "whole")
+
+    def build(self, workload: str) -> Callable[[], Any]:
+        import torch._dynamo
+
+        from .torch_programs import build_whole
+
+        torch._dynamo.config.trace_autograd_ops = True
+        compile_ = functools.partial(self.torch.compile, backend="tpu", fullgraph=True)
+        return build_whole("gpt" if workload.startswith("start") else workload, self.device, compile_)
+
+
 class Jax(Adapter):
     """JAX with a whole iteration in one jit: the limit of XLA:CPU."""
 
@@ -190,6 +209,5 @@ class Torchax(Adapter):
             array.block_until_ready()
 
 
-ADAPTERS = {
-    a.name: a for a in (Adapter(), Jax(), Tpu("strict"), Tpu("fused"), Tpu("debug"), Compiled(), TorchXla(), Torchax())
-}
+_EAGER = [Tpu(mode) for mode in ("strict", "fused", "debug")]
+ADAPTERS = {a.name: a for a in (Adapter(), Jax(), *_EAGER, Compiled(), Whole(), TorchXla(), Torchax())}

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.adamw import adamw
+from torch.optim.sgd import sgd
 
 from .workloads import CHAIN_OPS, DECODE, GPT, MLP, RESNET, data, parameters, resnet_blocks
 
@@ -147,6 +149,49 @@ def optimizer(model: str, module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(
         module.parameters(), lr=GPT.lr, betas=GPT.betas, eps=GPT.eps, weight_decay=GPT.weight_decay
     )
+
+
+def functional_optimizer(model: str, module: nn.Module) -> Callable[[list[Tensor]], None]:
+    """Return the workload's optimizer as a function of the gradients, for a graph that holds the whole step.
+
+    Optimizer.step breaks graphs; torch.optim's functions do not.
+    """
+    p = list(module.parameters())
+    zeros = lambda: [torch.zeros_like(x) for x in p]
+    first, second, steps = zeros(), zeros(), [torch.zeros(()) for _ in p]
+
+    def update(gradients: list[Tensor]) -> None:
+        if model == "gpt":
+            beta1, beta2 = GPT.betas
+            adamw(
+                p, gradients, first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=GPT.lr, eps=GPT.eps,
+                weight_decay=GPT.weight_decay, maximize=False, foreach=True, capturable=True,
+            )  # fmt: skip
+            return
+        momentum, lr = (RESNET.momentum, RESNET.lr) if model == "resnet" else (0.0, MLP.lr)
+        sgd(
+            p, gradients, first if momentum else [None] * len(p), foreach=True, weight_decay=0.0, momentum=momentum,
+            lr=lr, dampening=0.0, nesterov=False, maximize=False,
+        )  # fmt: skip
+
+    return update
+
+
+def build_whole(workload: str, device: str, compile_: Callable[[Any], Any]) -> Callable[[], Tensor]:
+    """Return a training step that is one compiled function: forward, backward and the optimizer."""
+    inputs = [torch.from_numpy(x).to(device) for x in data(workload)]
+    module = load(workload, device)
+    parameters_, update = list(module.parameters()), functional_optimizer(workload, module)
+
+    @compile_
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        loss = F.cross_entropy(module(x).flatten(0, -2), y.flatten())
+        gradients = torch.autograd.grad(loss, parameters_)
+        with torch.no_grad():
+            update(list(gradients))
+        return loss.detach()
+
+    return lambda: step(*inputs)
 
 
 def build(
