@@ -251,6 +251,19 @@ def test_views_of_an_argument_share_its_memory() -> None:
     assert rest.cpu().eq(0).all()
 
 
+def test_explain_says_why_a_graph_is_compiled_for_exact_sizes() -> None:
+    run = torch.compile(lambda x: x.median(0)[0], backend="tpu", dynamic=True)
+    for n in (5, 6):
+        x = torch.randn(n, 3)
+        y = x.to("tpu") + 1
+        torch.testing.assert_close(run(y).cpu(), (x + 1).median(0)[0])
+    explanation = torch.tpu.explain()
+    reason = "torch.compile: exact sizes, inference: aten.median.dim is not known to leave padding out"
+    assert reason in explanation.compiled
+    assert reason in str(explanation)
+    assert explanation.flushes[-1].reason == "compiled call"
+
+
 def test_option_for_exact_sizes() -> None:
     run = torch.compile(lambda x: x.sum(0), backend="tpu", dynamic=True, options={"pad_sizes": False})
     before = programs()

@@ -141,7 +141,7 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
   if (extents != nullptr) {
     launch->scalars.insert(launch->scalars.end(), extents->sizes.begin(), extents->sizes.end());
   }
-  if (!recorder.empty(device_)) recorder.flush(device_, FlushReason::kStep);
+  if (!recorder.empty(device_)) recorder.flush(device_, FlushReason::kCompiledCall);
 
   launch->outputs.reserve(results_.size());
   for (const OutputMeta& meta : results_) {

@@ -115,6 +115,8 @@ const char* flush_reason_name(FlushReason reason) {
       return "byte cap";
     case FlushReason::kModeChange:
       return "mode change";
+    case FlushReason::kCompiledCall:
+      return "compiled call";
     case FlushReason::kCount:
       break;
   }

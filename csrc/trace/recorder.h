@@ -33,6 +33,7 @@ enum class FlushReason : uint8_t {
   kNodeCap,
   kByteCap,
   kModeChange,
+  kCompiledCall,  // a program of torch.compile is next
   kCount
 };
 

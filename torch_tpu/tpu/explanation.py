@@ -1,5 +1,6 @@
 """``torch.tpu.explain()``: what was handed to the device, why, and why anything was compiled."""
 
+import sys
 from dataclasses import dataclass
 
 from torch_tpu import _C
@@ -10,7 +11,7 @@ class Flush:
     """One program handed over by the eager modes."""
 
     reason: str
-    """op, host read, synchronize, step, repetition, node cap, byte cap or mode change."""
+    """op, host read, synchronize, step, repetition, node cap, byte cap, mode change or compiled call."""
     line: str
     """The user's "file:line" that handed this program over first."""
     nodes: int
@@ -53,6 +54,8 @@ class Explanation:
     """The latest flushes, oldest first; printing it gives the text."""
 
     flushes: list[Flush]
+    compiled: list[str]
+    """What torch.compile could not do as well as usual: graphs compiled for each set of sizes, ops left to eager."""
 
     @property
     def recompiles(self) -> list[Flush]:
@@ -61,7 +64,7 @@ class Explanation:
 
     def __str__(self) -> str:
         if not self.flushes:
-            return "nothing was handed to the device"
+            return "\n".join(["nothing was handed to the device", *self.compiled])
         lines = [f"{len(self.flushes)} flushes, {len(self.recompiles)} of new programs"]
         repeated = 0
         for before, flush in zip([None, *self.flushes], self.flushes):
@@ -74,9 +77,19 @@ class Explanation:
             lines.append(str(flush))
         if repeated:
             lines.append(f"{'':<12} the same {repeated} times more")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self.compiled])
 
 
 def explain() -> Explanation:
-    """Why programs were handed over, and why they were compiled: the last 4096 flushes of the eager modes."""
-    return Explanation([Flush(*record) for record in _C._launch_log()])
+    """Why programs were handed over, and why they were compiled: the last 4096 flushes of the eager modes, and what
+    torch.compile noted."""
+    return Explanation([Flush(*record) for record in _C._launch_log()], _compiled())
+
+
+def _compiled() -> list[str]:
+    if "torch_tpu.dynamo.pieces" not in sys.modules:  # nothing was compiled, and to import Dynamo takes a second
+        return []
+    from torch_tpu.dynamo import pieces, programs
+
+    exact = [f"torch.compile: exact sizes, {reason}" for reason in dict.fromkeys(programs.exact_reasons())]
+    return exact + [f"torch.compile: {op} runs eagerly, {reason}" for op, reason in pieces.eager_reasons().items()]
