@@ -85,8 +85,9 @@ def _losses() -> list[tpu_programs.Call]:
     ]
 
 
+@pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
 @pytest.mark.parametrize("calls", [_optimizers, _attention, _losses])
-def test_compiles(worker: dryrun.Worker, calls: Any) -> None:
+def test_compiles(worker: dryrun.Worker, calls: Any, topology: str) -> None:
     for call in calls():
-        result = worker.compile_for("v5e:2x2", tpu_programs.module([call]), timeout=240.0)
+        result = worker.compile_for(topology, tpu_programs.module([call]), timeout=240.0)
         assert result.memory["output_bytes"] > 0, call

@@ -78,7 +78,9 @@ def call_of(rule: registry.Rule, args: Sequence[Any], kwargs: dict[str, Any]) ->
         keywords["device"] = torch.device("meta")
     results = registry.flatten(rule.op(*positional, **keywords))
     outputs = [_spec(t) if isinstance(t, torch.Tensor) else None for t in results]
-    signature = Signature(schema.name, schema.overload_name, arguments, inputs, outputs, "")
+    signature = Signature(
+        schema.name, schema.overload_name, arguments, inputs, outputs, torch.get_default_dtype(), "highest", ""
+    )
     return Call(signature, registry.draws(rule, named))
 
 
