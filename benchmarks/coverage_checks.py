@@ -187,6 +187,11 @@ def grad_samples(op: Any, dtype: Any) -> Iterable[Sample]:
     return map(of_opinfo, op.sample_inputs("cpu", dtype, requires_grad=True))
 
 
+def inplace_samples(op: Any, dtype: Any) -> Iterable[Sample]:
+    """An op's samples whose result has the input's shape."""
+    return (of_opinfo(s) for s in op.sample_inputs("cpu", dtype) if not s.broadcasts_input)
+
+
 def error_samples(op: Any, dtype: Any) -> Iterable[Sample]:
     """Calls that an op refuses."""
     return (of_opinfo(e.sample_input) for e in op.error_inputs("cpu"))
@@ -344,11 +349,11 @@ def module(info: Any, s: Sample) -> Any:
     import torch
 
     cls, args, kwargs, training = s.args
-    device = next((x.device for x in s.tensors()), torch.device("cpu"))
+    device, dtype = s.kwargs.pop("device"), s.kwargs.pop("dtype")
     torch.manual_seed(0)
     cpu = Sample(None, args, kwargs).on("cpu")
-    cpu.kwargs.pop("device", None)
-    net = cls(*cpu.args, **cpu.kwargs).to(device).train(training)
+    net = cls(*cpu.args, **(cpu.kwargs | ({"device": "cpu"} if "device" in cpu.kwargs else {})))
+    net = net.to(device, dtype if dtype.is_floating_point or dtype.is_complex else None).train(training)
     results = net(*s.input, **s.kwargs)
     wanting = _differentiable(results)
     if training and wanting:
@@ -449,7 +454,7 @@ def _takes_out(op: Any) -> bool:
 MODES = {
     "forward": Mode(forward, dtypes=("float32", "int64", "bool", "bfloat16", "complex64")),
     "out": Mode(out, applies=_takes_out),
-    "inplace": Mode(inplace, applies=lambda op: op.inplace_variant),
+    "inplace": Mode(inplace, samples=inplace_samples, applies=lambda op: op.inplace_variant),
     "strided": Mode(strided),
     "lazy": Mode(lazy_bits, applies=lambda op: op.test_conjugated_samples, dtypes=("complex64",)),
     "empty": Mode(emptied, refusals=True),
@@ -499,7 +504,7 @@ def run_sample(mode: Mode, op: Any, sample: Sample, device: str, dtype: Any) -> 
 
     def call(target: str, seed: int = 0, wider: bool = False) -> Any:
         moved = sample.on(target, wider)
-        if mode.run is optimizer:
+        if mode.run in (module, optimizer):
             moved.kwargs |= {"device": target, "dtype": dtype}
         set_seed(seed)
         # OpInfo wraps random ops in functions that set a seed of their own, which would hide that the seed matters.

@@ -16,6 +16,7 @@ void bind_dispatch(py::module_& m) {
   m.def("_set_fallback_policy", &set_fallback_policy);
   bind_compiled(m);
   register_record_kernels();
+  register_sparse_kernels();
 }
 
 }  // namespace torch_tpu

@@ -60,7 +60,10 @@ struct OpEntry {
 // The boxed kernel behind nearly every aten op.
 void record(OpEntry& entry, torch::jit::Stack* stack);
 
-// Runs an op on the CPU, counted; by torch.tpu.config.cpu_fallback it warns once an op, is silent, or refuses.
+// Counts that an op runs on the CPU; by torch.tpu.config.cpu_fallback it warns once an op, is silent, or refuses.
+void note_fallback(const c10::OperatorHandle& op, const std::string& reason);
+
+// Runs an op on the CPU, and notes it.
 void run_on_cpu(OpEntry& entry, torch::jit::Stack* stack, const std::string& reason);
 
 enum class FallbackPolicy : uint8_t { kWarn, kSilent, kError };

@@ -7,13 +7,13 @@ one-hot product and sorted segments, and on TPUs whole rows are what scatters do
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from . import dtypes
 from .indices import as_index, gather_dims, index_dtype, scatter_dims
-from .registry import lower
+from .registry import lower, python_call
 from .scan import scan
 
 if TYPE_CHECKING:
@@ -180,8 +180,6 @@ def embedding_bag_backward(
     per_sample_weights: Value | None,
     padding_idx: int = -1,
 ) -> Value:
-    if sparse:
-        raise NotImplementedError("sparse gradients")
     return embedding_bag_dense_backward(
         b,
         grad,
@@ -189,6 +187,40 @@ def embedding_bag_backward(
         offset2bag,
         bag_size,
         maximum_indices,
+        num_weights,
+        scale_grad_by_freq,
+        mode,
+        per_sample_weights,
+        padding_idx,
+    )
+
+
+def _is_sparse(*args: Any, **kwargs: Any) -> bool:
+    return bool(args[9] if len(args) > 9 else kwargs["sparse"])
+
+
+@python_call(aten._embedding_bag_backward.default, when=_is_sparse)
+def sparse_embedding_bag_backward(
+    grad: torch.Tensor,
+    indices: torch.Tensor,
+    offsets: torch.Tensor,
+    offset2bag: torch.Tensor,
+    bag_size: torch.Tensor,
+    maximum_indices: torch.Tensor,
+    num_weights: int,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: torch.Tensor | None,
+    padding_idx: int = -1,
+) -> torch.Tensor:
+    """The rows of the table that were looked up, as a sparse tensor."""
+    return aten._embedding_bag_sparse_backward(  # type: ignore[no-any-return]
+        grad,
+        indices,
+        offsets,
+        offset2bag,
+        bag_size,
         num_weights,
         scale_grad_by_freq,
         mode,

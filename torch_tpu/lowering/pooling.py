@@ -278,7 +278,8 @@ def fractional_max_pool(b: Builder, n: int, x: Value, kernel: Dims, output_size:
     """Windows of one size at pseudo-random places, drawn for each plane."""
     size, kernel, output_size = x.shape[-n:], _each(kernel, n), _each(output_size, n)
     rows = math.prod(x.shape[:-n])
-    samples = b.reshape(samples, (rows, n)).to(dtypes.opmath(samples.dtype))
+    samples = b.slice_dim(b.reshape(samples, (samples.numel // n, n)), 0, 0, rows)  # there may be more
+    samples = samples.to(dtypes.opmath(samples.dtype))
     shape = (rows, *output_size, *kernel)
     places = b.full(shape, 0, torch.int32)
     for i in range(n):

@@ -203,6 +203,7 @@ _PRODUCTS = {
     "convolution",
     "ctc",
     "eigen",
+    "functional",
     "grouped",
     "jax_inline",
     "linalg",
