@@ -188,6 +188,15 @@ def test_products_of_conjugated_views() -> None:
     same(program)
 
 
+def test_out_through_a_view_that_autograd_does_not_see() -> None:
+    def program(device: str) -> list[Tensor]:
+        out = grid(device, 6, 4).t()
+        torch.kron(grid(device, 2, 3), grid(device, 2, 2), out=out)
+        return [out]
+
+    same(program)
+
+
 def test_resize() -> None:
     def program(device: str) -> list[Tensor]:
         x = grid(device, 4, 6)

@@ -61,7 +61,8 @@ void for_each_target(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments,
   }
 }
 
-// The results go into existing tensors: only the plain case, where they have its very shape, is decided here.
+// The results go into existing tensors: only the plain case, where they have its very shape and dtype, is decided
+// here.
 std::optional<Inferred> into_targets(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments,
                                      const std::vector<OutputMeta>& results) {
   Inferred inferred;
@@ -69,8 +70,8 @@ std::optional<Inferred> into_targets(const OpEntry& entry, c10::ArrayRef<c10::IV
   size_t next = 0;
   for_each_target(entry, arguments, [&](const at::Tensor& tensor) {
     plain = plain && next < results.size() && tensor.defined() &&
-            tensor.sizes() == at::IntArrayRef(results[next].sizes) &&
-            c10::canCast(results[next].dtype, tensor.scalar_type()) && is_dense(tensor.sizes(), tensor.strides());
+            tensor.sizes() == at::IntArrayRef(results[next].sizes) && results[next].dtype == tensor.scalar_type() &&
+            is_dense(tensor.sizes(), tensor.strides());
     ++next;
     if (plain) inferred.outputs.push_back(output_meta(tensor));
   });

@@ -15,6 +15,7 @@
 #include "../trace/bind.h"
 #include "../trace/queue.h"
 #include "../trace/recorder.h"
+#include "distributions.h"
 #include "inference.h"
 #include "op_entry.h"
 #include "tensor.h"
@@ -343,6 +344,17 @@ void throw_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments,
   entry.op.callBoxed(&stack);
 }
 
+template <typename Visit>
+void for_each_tensor(const c10::IValue& value, Visit visit) {
+  if (value.isTensor()) {
+    visit(value.toTensor());
+  } else if (value.isList()) {
+    for (const c10::IValue& item : value.toListRef()) visit(item.isNone() ? at::Tensor() : item.toTensor());
+  } else if (value.isNone()) {
+    visit(at::Tensor());
+  }
+}
+
 void append_outputs(std::vector<OutputMeta>& outputs, const c10::IValue& value) {
   if (value.isTensor()) {
     outputs.push_back(output_meta(value.toTensor()));
@@ -431,6 +443,31 @@ bool wants_python(const OpEntry& entry, c10::ArrayRef<c10::IValue> meta_argument
   }
 }
 
+// Where only the functional form of an out= op has a meta function: the targets take its results' shapes.
+bool ask_functional_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> meta_arguments, Signature& s) {
+  const auto op = c10::Dispatcher::singleton().findOp({entry.functional, entry.functional_overload});
+  if (!op || !entry.returns_targets || !entry.parameters[entry.targets[0]].out) return false;
+  Stack meta;
+  for (size_t i = 0; i < meta_arguments.size(); ++i) {
+    if (!entry.parameters[i].out) meta.push_back(meta_arguments[i]);
+  }
+  try {
+    at::AutoDispatchBelowADInplaceOrView guard;
+    op->callBoxed(&meta);
+  } catch (const c10::NotImplementedError&) {
+    return false;
+  }
+  for (const c10::IValue& value : meta) append_outputs(s.resized, value);
+  size_t output = 0;
+  for (size_t target : entry.targets) {
+    for_each_tensor(meta_arguments[target], [&](const at::Tensor& tensor) {
+      if (output < s.resized.size()) s.outputs.push_back(s.resized[output++]);
+      if (tensor.defined()) s.outputs.back().dtype = tensor.scalar_type();
+    });
+  }
+  return s.outputs.size() == s.resized.size();
+}
+
 // Runs the op on meta tensors; false where PyTorch has no meta function for it.
 bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signature& s) {
   Stack meta;
@@ -440,11 +477,13 @@ bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signat
     at::AutoDispatchBelowADInplaceOrView guard;
     entry.op.callBoxed(&meta);
   } catch (const c10::NotImplementedError&) {
-    return false;
+    return ask_functional_meta(entry, meta_arguments, s);
   } catch (const python_error& error) {
     {
       pybind11::gil_scoped_acquire gil;
-      if (PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) return false;
+      if (PyErr_GivenExceptionMatches(error.type, PyExc_NotImplementedError)) {
+        return ask_functional_meta(entry, meta_arguments, s);
+      }
     }
     throw_as_on_cpu(entry, arguments, kLargeZeros);
     throw;
@@ -464,17 +503,6 @@ bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signat
     if (entry.parameters[i].out) append_outputs(s.resized, meta_arguments[i]);
   }
   return true;
-}
-
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, Visit visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& item : value.toListRef()) visit(item.isNone() ? at::Tensor() : item.toTensor());
-  } else if (value.isNone()) {
-    visit(at::Tensor());
-  }
 }
 
 uint32_t words_of(const Argument& argument) {
@@ -703,6 +731,7 @@ void record_node(OpEntry& entry, Stack* stack) {
   const c10::ArrayRef<c10::IValue> arguments(stack->data() + stack->size() - nargs, nargs);
   Recorder& recorder = Recorder::get();
   if (C10_UNLIKELY(recorder.mode() == EagerMode::kDebug && recorder.debug_check_index)) check_indices(entry, arguments);
+  if (entry.random) check_distribution(entry.op.schema(), arguments);
   auto lock = recorder.lock();
 
   Call call(entry);
