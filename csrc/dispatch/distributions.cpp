@@ -1,5 +1,6 @@
 #include "distributions.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
 #include <c10/util/Exception.h>
 
@@ -38,6 +39,9 @@ void check_distribution(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IV
   } else if (is("aten::bernoulli")) {
     const double p = number("p");
     TORCH_CHECK(!(p < 0 || p > 1), "bernoulli_ expects p to be in [0, 1], but got p=", p);
+  } else if (is("aten::multinomial")) {
+    const c10::ScalarType dtype = arguments[0].toTensor().scalar_type();
+    TORCH_CHECK(c10::isFloatingType(dtype), "multinomial only supports floating-point dtypes for input, got: ", dtype);
   }
 }
 

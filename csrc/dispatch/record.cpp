@@ -13,6 +13,7 @@
 #include "../device/generator.h"
 #include "../device/runtime.h"
 #include "../trace/bind.h"
+#include "../trace/dtype.h"
 #include "../trace/queue.h"
 #include "../trace/recorder.h"
 #include "distributions.h"
@@ -608,6 +609,9 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
     return Recorder::get().signatures.insert(std::move(s));
   }
   if (targets_change_dtype(entry, arguments, *s)) refuse_as_on_cpu(entry, arguments, kLargeZeros);
+  for (const OutputMeta& output : s->outputs) {
+    if (output.dtype != c10::ScalarType::Undefined) buffer_type(output.dtype);  // refuses what XLA does not have
+  }
   for (const auto& [kept, unless] : entry.keeps) {
     if (!entry.returns_targets || !arguments[unless].isNone()) continue;
     size_t output = 0;

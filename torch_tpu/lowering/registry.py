@@ -166,21 +166,6 @@ def python_call(*ops: OpOverload, when: Callable[..., bool]) -> Callable[[F], F]
     return decorate
 
 
-def refuse(*packets: OpOverloadPacket) -> Callable[[F], F]:
-    """Register a function that raises what PyTorch's meta kernels of these ops leave unsaid.
-
-    It sees a call's arguments as meta tensors, once a signature, of every overload (an out= overload's `out` too).
-    """
-
-    def decorate(fn: F) -> F:
-        for packet in packets:
-            for name in packet.overloads():  # type: ignore[no-untyped-call]
-                _python_calls[getattr(packet, name)] = (lambda *args, **kwargs: bool(fn(*args, **kwargs)), fn)
-        return fn
-
-    return decorate
-
-
 @functools.cache
 def load() -> None:
     """Import every family, once."""
