@@ -132,7 +132,7 @@ def collect(dtypes: Sequence[torch.dtype], samples: int, ops: str = "") -> list[
             grad = op.supports_autograd and dtype.is_floating_point
             torch.manual_seed(0)
             try:
-                for sample in islice(op.sample_inputs("cpu", dtype, requires_grad=grad), samples):
+                for sample in islice(op.sample_inputs_func(op, "cpu", dtype, grad), samples):
                     with collector:
                         result = op(sample.input, *sample.args, **sample.kwargs)
                         leaves = pytree.tree_leaves(result)

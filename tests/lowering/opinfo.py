@@ -88,7 +88,7 @@ def check_op(op: OpInfo, dtype: torch.dtype, samples: int, checker: Checker) -> 
     """The first samples of an op, forward and backward."""
     grad = op.supports_autograd and dtype.is_floating_point
     torch.manual_seed(0)
-    for index, sample in enumerate(op.sample_inputs("cpu", dtype, requires_grad=grad)):
+    for index, sample in enumerate(op.sample_inputs_func(op, "cpu", dtype, grad)):
         if index >= samples:
             break
         try:
