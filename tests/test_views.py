@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,19 @@ def same(program: Callable[[str], Any]) -> None:
             reference.storage_offset(),
         )
         torch.testing.assert_close(mine.cpu(), reference, rtol=0, atol=0)
+
+
+def test_copies_between_shapes_that_do_not_fit_are_refused() -> None:
+    for target in (torch.zeros(0, 4), torch.zeros(6, 0), torch.zeros(3), torch.zeros(())):
+        for source in (torch.zeros(4, 6), torch.zeros(6, 4), torch.zeros(1, 4), torch.zeros(3)):
+            try:
+                target.clone().copy_(source)
+            except RuntimeError as error:
+                for given in (source, source.to("tpu")):
+                    with pytest.raises(RuntimeError, match=re.escape(str(error))):
+                        target.to("tpu").copy_(given)
+            else:
+                assert target.to("tpu").copy_(source.to("tpu")).shape == target.shape
 
 
 def test_writes_through_a_deep_chain() -> None:

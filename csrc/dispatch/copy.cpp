@@ -1,5 +1,6 @@
 // Copies: between host and device, and between tensors of one device.
 #include <ATen/ATen.h>
+#include <ATen/ExpandUtils.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/native/Resize.h>
 #include <ATen/ops/_to_copy_native.h>
@@ -68,6 +69,9 @@ void copy_within(const at::Tensor& source, const at::Tensor& target) {
 at::Tensor resolved(const at::Tensor& tensor) { return tensor.resolve_conj().resolve_neg(); }
 
 at::Tensor copy_from(const at::Tensor& original, const at::Tensor& target, bool /*non_blocking*/) {
+  const auto shape = at::infer_size_dimvector(target.sizes(), original.sizes());
+  TORCH_CHECK(target.sizes() == shape, "output with shape ", target.sizes(), " doesn't match the broadcast shape ",
+              at::IntArrayRef(shape));
   if (target.numel() == 0) return target;
   if (target.is_privateuseone()) {
     at::assert_no_internal_overlap(target);
