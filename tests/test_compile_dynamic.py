@@ -170,7 +170,7 @@ def test_growing_cache_compiles_once_a_bucket() -> None:
         device, found = run(device, new.to("tpu"))
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(device.cpu(), cache)
-    assert programs() - before <= 9  # 8, 16, 32, 64, and one for each step from a bucket to the next
+    assert programs() - before <= 4  # 8, 16, 32, 64
     assert torch.tpu.metrics()["repacks"] - repacks <= 50
 
 

@@ -18,7 +18,6 @@ from torch.fx import GraphModule
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torch_tpu import _C
-from torch_tpu.compiler import flags
 from torch_tpu.lowering import registry
 
 from . import control, pieces
@@ -64,14 +63,11 @@ def _compile(graph: GraphModule, inputs: Sequence[Any], options: Options) -> Cal
 
 
 # Of the memory that the saved activations would take, how much they may when the backward pass is to recompute.
-_REMATERIALIZED = 0.3
+_REMATERIALIZED = 0.15
 
 
 def _partition(options: Options) -> Callable[..., Any]:
-    wanted = options.rematerialize
-    if wanted is None:
-        wanted = flags.flags().lazy_rematerialization
-    budget = _REMATERIALIZED if wanted else 1.0
+    budget = _REMATERIALIZED if options.recomputes() else 1.0
 
     def partition(*args: Any, **kwargs: Any) -> Any:
         with functorch_config.patch(activation_memory_budget=budget):

@@ -49,6 +49,7 @@ class DynamicProgram:
         self.kind = kind
         self.options = options
         self.symbols, self._sources = _sources(self.graph)
+        self._growth = _growth(self.graph, self.symbols)
         self.reason = _why_exact(self.graph, options)
         if self.reason:
             self._give_up(self.reason)
@@ -75,7 +76,7 @@ class DynamicProgram:
         if self.reason:
             return _Entry(programs.finish(outside, self.kind, self.options), None, [])
         limits = self._limits()
-        buckets = [min(self._bucket(v), limit) for v, limit in zip(values, limits)]
+        buckets = [min(self._bucket(v + more), limit) for v, more, limit in zip(values, self._growth, limits)]
         plan = self._plan(Sizes(dict(zip(self.symbols, buckets))), self.symbols)
         leaving = [self._leaving(r.node, p.shape, true) for r, p in zip(outside.results, plan.results)]
         plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, leaving)]
@@ -129,6 +130,17 @@ def _sources(graph: GraphModule) -> tuple[list[Any], list[tuple[int, int]]]:
             if is_symbolic(size) and expression(size).is_Symbol:
                 found.setdefault(expression(size), (i, d))
     return list(found), list(found.values())
+
+
+def _growth(graph: GraphModule, symbols: Sequence[Any]) -> list[int]:
+    """By how much results are longer than each symbol: a cache that grows has a bucket for what it grows to."""
+    (output,) = graph.graph.find_nodes(op="output")
+    growth = dict.fromkeys(symbols, 0)
+    for size in (s for node in output.all_input_nodes for t in tensors(fake(node)) for s in t.shape):
+        if shifted_symbol(size):
+            (symbol,) = expression(size).free_symbols
+            growth[symbol] = max(growth[symbol], int(expression(size) - symbol))
+    return list(growth.values())
 
 
 def _decomposed(graph: GraphModule) -> GraphModule:

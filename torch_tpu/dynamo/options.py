@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from torch_tpu.compiler import flags
 from torch_tpu.compiler.options import OptionValue
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
@@ -37,6 +38,10 @@ class Options:
     """The smallest bucket."""
     compiler_options: Mapping[str, OptionValue] = field(default_factory=dict)
     """The compiler's own flags, such as {"xla_backend_optimization_level": 1}."""
+
+    def recomputes(self) -> bool:
+        """Whether the backward pass recomputes activations."""
+        return flags.flags().lazy_rematerialization if self.rematerialize is None else self.rematerialize
 
     def __post_init__(self) -> None:
         for name in ("donate", "autotune", "direct_call", "pad_sizes"):

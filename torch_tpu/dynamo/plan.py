@@ -61,6 +61,7 @@ class Plan:
     writes: list[tuple[int, int]] = field(default_factory=list)  # (result, parameter)
     outputs: list[tuple[int, int, Any]] = field(default_factory=list)  # (kind, index, constant): CompiledOutput
     draws: list[int] = field(default_factory=list)  # numbers each random op takes, in order
+    waits: dict[tuple[Node, Node], Node] = field(default_factory=dict)  # (node, operand): what is computed before
 
 
 def scalar_words(plan: Plan) -> int:
@@ -210,7 +211,8 @@ def fingerprint(plan: Plan) -> bytes:
     results = [(r.shape, r.padded, r.dtype) for r in plan.results]
     symbols = [(str(s), plan.sizes.values[s]) for s in plan.symbols]
     draws = len(plan.draws) if plan.symbols else plan.draws
-    parts = (parameters, results, plan.writes, [o[:2] for o in plan.outputs], draws, symbols, _text(plan))
+    waits = [(node.name, operand.name, awaited.name) for (node, operand), awaited in plan.waits.items()]
+    parts = (waits, parameters, results, plan.writes, [o[:2] for o in plan.outputs], draws, symbols, _text(plan))
     return repr(parts).encode()
 
 

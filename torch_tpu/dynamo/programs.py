@@ -17,7 +17,7 @@ from torch_tpu.compiler import cache, flags
 from torch_tpu.compiler.options import CompileOptions, OptionValue
 from torch_tpu.compiler.program import SCALAR_DTYPES, stablehlo_version
 
-from . import autotune
+from . import autotune, recompute
 from . import plan as planning
 from .options import Options
 from .plan import Plan
@@ -102,6 +102,8 @@ def build(graph: GraphModule, device: int, kind: str, options: Options) -> _C.Co
 
 def finish(plan: Plan, kind: str, options: Options) -> _C.CompiledProgram:
     """The callable of a plan."""
+    if kind == "backward" and options.recomputes():
+        plan.waits = recompute.waits(plan.graph)
     executable, chosen = _executable(plan, options)
     fx = plan.graph.print_readable(print_output=False)
     record = ProgramRecord(kind, fx, precision_of(options), plan, executable, chosen)
