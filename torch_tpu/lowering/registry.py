@@ -238,6 +238,19 @@ def functional_of(op: OpOverload) -> OpOverload | None:
     return None
 
 
+def _without_outs(op: OpOverload) -> OpOverload | None:
+    """The overload of an out= op that makes its results itself."""
+    if not any(a.is_out for a in op._schema.arguments):
+        return None
+    packet = op.overloadpacket
+    for name in packet.overloads():  # type: ignore[no-untyped-call]
+        candidate: OpOverload = getattr(packet, name)
+        if candidate is not op and _signature(candidate, set()) == _signature(op, set()):
+            if not any(a.is_out for a in candidate._schema.arguments):
+                return candidate
+    return None
+
+
 def _is_dynamic(type_name: str) -> bool:
     # Scalar, Scalar?, Scalar[], float, float?
     return type_name in {"number", "Optional[number]", "List[number]", "float", "Optional[float]"}
@@ -254,6 +267,9 @@ def resolve(name: str, overload: str) -> Resolution:
     rule = _rules.get(op) or (_rules.get(functional) if functional is not None else None)
     if torch.Tag.inplace_view in op.tags:  # transpose_ changes the tensor's metadata, not its values
         rule = None
+    base = _without_outs(op)
+    if base in _rules and _rules[base].mutates:  # it writes to more than its outs
+        return Resolution("python", base, fn=_filling_outs(op, base))
     if rule is None:
         full = op._schema.name + (f".{op._schema.overload_name}" if op._schema.overload_name else "")
         for key in ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional"):
