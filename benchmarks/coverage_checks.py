@@ -265,7 +265,7 @@ def lazy_bits(op: Any, s: Sample) -> Any:
     import torch
 
     def lazily(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor) or x.dtype == torch.bool:
+        if not isinstance(x, torch.Tensor) or not (x.is_complex() or x.is_floating_point()):
             return x
         return x.conj().resolve_conj().conj() if x.is_complex() else torch._neg_view(x.neg())
 

@@ -40,8 +40,13 @@ void check_distribution(const c10::FunctionSchema& schema, c10::ArrayRef<c10::IV
     const double p = number("p");
     TORCH_CHECK(!(p < 0 || p > 1), "bernoulli_ expects p to be in [0, 1], but got p=", p);
   } else if (is("aten::multinomial")) {
-    const c10::ScalarType dtype = arguments[0].toTensor().scalar_type();
-    TORCH_CHECK(c10::isFloatingType(dtype), "multinomial only supports floating-point dtypes for input, got: ", dtype);
+    const at::Tensor& weights = arguments[0].toTensor();
+    const int64_t count = arguments[1].toInt();
+    TORCH_CHECK(c10::isFloatingType(weights.scalar_type()),
+                "multinomial only supports floating-point dtypes for input, got: ", weights.scalar_type());
+    TORCH_CHECK(count > 0, "cannot sample n_sample <= 0 samples");
+    TORCH_CHECK(arguments[2].toBool() || weights.dim() == 0 || count <= weights.size(-1),
+                "cannot sample n_sample > prob_dist.size(-1) samples without replacement");
   }
 }
 

@@ -203,7 +203,6 @@ _PRODUCTS = {
     "convolution",
     "ctc",
     "eigen",
-    "functional",
     "grouped",
     "jax_inline",
     "linalg",
@@ -318,7 +317,9 @@ def _filling_outs(op: OpOverload, fn: RuleFn) -> RuleFn:
 
 def makes_products(rule: Rule) -> bool:
     """Whether the rule may ask for `Builder.precision`."""
-    return rule.kind == "decompose" or rule.fn.__module__.rpartition(".")[2] in _PRODUCTS
+    if rule.kind == "decompose" or rule.op._schema.name == "aten::_foreach_mm":
+        return True
+    return rule.fn.__module__.rpartition(".")[2] in _PRODUCTS
 
 
 def draws(rule: Rule, arguments: Mapping[str, Any]) -> bool:
