@@ -130,12 +130,12 @@ def test_fallback_is_counted_and_can_be_refused() -> None:
 def test_interrupt_while_waiting() -> None:
     code = (
         "import signal, torch\n"
-        "signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
         "def stop(*_): raise KeyboardInterrupt\n"
         "signal.signal(signal.SIGALRM, stop)\n"
         "x = torch.ones(1500, 1500, device='tpu')\n"
         "y = x\n"
         "try:\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 0.5)\n"
         "    for _ in range(2000): y = (y @ x) / 1500\n"
         "    y.cpu()\n"
         "except KeyboardInterrupt:\n"

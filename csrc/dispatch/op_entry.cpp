@@ -60,11 +60,17 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : op(op), id(next_id()) {
     parameter.out = argument.is_out();
     parameters.push_back(parameter);
   }
-  // Zeros as pivots, lengths or offsets: out of bounds, or refused for their values.
+  // Zeros as pivots, lengths or offsets are out of bounds, or refused for their values; attention has no CPU kernel.
   static const std::unordered_set<std::string> no_zeros{
-      "aten::lu_unpack",         "aten::linalg_lu_solve",          "aten::linalg_ldl_solve",
-      "aten::segment_reduce",    "aten::_segment_reduce_backward", "aten::_ctc_loss",
-      "aten::_ctc_loss_backward"};
+      "aten::lu_unpack",
+      "aten::linalg_lu_solve",
+      "aten::linalg_ldl_solve",
+      "aten::segment_reduce",
+      "aten::_segment_reduce_backward",
+      "aten::_ctc_loss",
+      "aten::_ctc_loss_backward",
+      "aten::_scaled_dot_product_fused_attention_overrideable",
+      "aten::_scaled_dot_product_fused_attention_overrideable_backward"};
   cpu_takes_zeros =
       op.hasComputedKernelForDispatchKey(c10::DispatchKey::CPU) && no_zeros.count(op.schema().name()) == 0;
   cpu_tensors_allowed = takes_host_indices(op.schema().name());

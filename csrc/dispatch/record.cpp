@@ -554,8 +554,11 @@ void check_arguments(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments,
     any_complex |= c10::isComplexType(input.dtype);
     any_empty |= std::count(input.sizes.begin(), input.sizes.end(), 0) > 0;
   }
+  int64_t results = 0;
+  for (const OutputMeta& output : s.outputs) results = std::max(results, c10::multiply_integers(output.sizes));
   const bool usual = any_float && !any_complex && !any_empty;
-  if (!any_float8) refuse_as_on_cpu(entry, arguments, usual ? kSmallZeros : kLargeZeros);
+  const int64_t largest = usual ? kSmallZeros : kLargeZeros;
+  if (!s.inputs.empty() && !any_float8 && results <= largest) refuse_as_on_cpu(entry, arguments, largest);
   if (any_float8 || any_complex || any_empty) try_lowering(entry, arguments, s);
 }
 
