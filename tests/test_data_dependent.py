@@ -42,6 +42,7 @@ def same(fn: Fn, *args: Any) -> None:
         lambda x: x.flatten().bincount(),
         lambda x: F.one_hot(x),
         lambda x: torch.repeat_interleave(x, x[:, 0], dim=0),
+        lambda x: torch.repeat_interleave(x, x[:, 0], dim=0, output_size=int(x[:, 0].sum())),
     ],
 )
 def test_shapes_that_depend_on_values(fn: Fn) -> None:

@@ -65,6 +65,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : op(op), id(next_id()) {
       "aten::lu_unpack",
       "aten::linalg_lu_solve",
       "aten::linalg_ldl_solve",
+      "aten::repeat_interleave",
       "aten::segment_reduce",
       "aten::_segment_reduce_backward",
       "aten::_ctc_loss",

@@ -242,11 +242,11 @@ def _without_outs(op: OpOverload) -> OpOverload | None:
     if not any(a.is_out for a in op._schema.arguments):
         return None
     packet = op.overloadpacket
-    for name in packet.overloads():  # type: ignore[no-untyped-call]
+    for name in packet.overloads():
         candidate: OpOverload = getattr(packet, name)
-        if candidate is not op and _signature(candidate, set()) == _signature(op, set()):
-            if not any(a.is_out for a in candidate._schema.arguments):
-                return candidate
+        makes = not any(a.is_out for a in candidate._schema.arguments)
+        if makes and _signature(candidate, set()) == _signature(op, set()):
+            return candidate
     return None
 
 
