@@ -549,7 +549,12 @@ def run_sample(mode: Mode, op: Any, sample: Sample, device: str, dtype: Any) -> 
     try:
         compare(actual, expected, device, tolerate)
     except AssertionError as error:
-        if mode.reference != "cpu" or not near_wider_result(actual, lambda: call("cpu", wider=True)):
+        # PyTorch's meta functions and its CPU kernels do not always agree on strides: either will do.
+        if mode.reference == "cpu":
+            right = near_wider_result(actual, lambda: call("cpu", wider=True))
+        else:
+            right = actual == call("cpu")
+        if not right:
             return {"kind": "wrong", "why": " ".join(str(error).split())}
     except Exception as error:
         return {"kind": "unsupported", "why": explain(error)}

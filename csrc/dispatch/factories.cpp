@@ -38,11 +38,20 @@ at::Tensor empty(c10::IntArrayRef size, std::optional<at::ScalarType> dtype, std
   return tensor;
 }
 
+at::Tensor new_empty_strided(const at::Tensor& self, c10::IntArrayRef size, c10::IntArrayRef stride,
+                             std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                             std::optional<at::Device> device, std::optional<bool> pin_memory) {
+  return at::empty_strided(size, stride, dtype.value_or(self.scalar_type()), layout, device.value_or(self.device()),
+                           pin_memory);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty.memory_format", TORCH_FN(empty));
   m.impl("empty_strided", TORCH_FN(empty_strided));
+  m.impl("new_empty_strided",
+         TORCH_FN(new_empty_strided));  // recorded results are dense, whatever strides are asked for
 }
 
 }  // namespace torch_tpu

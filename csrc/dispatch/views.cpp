@@ -6,12 +6,15 @@
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/unsafe_split_native.h>
+#include <ATen/ops/unsafe_split_with_sizes_native.h>
 #include <ATen/ops/view_as_complex_native.h>
 #include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
 
 #include "../device/allocator.h"
+#include "../trace/dtype.h"
 #include "tensor.h"
 
 namespace torch_tpu {
@@ -66,17 +69,24 @@ at::Tensor& set_nothing(at::Tensor& self) {
   return set_storage(self, empty.storage(), 0, {0}, {});
 }
 
+at::Tensor view_as_complex(const at::Tensor& self) {
+  if (self.scalar_type() == c10::ScalarType::Half) buffer_type(c10::ScalarType::ComplexHalf);  // refuses it
+  return at::native::view_as_complex(self);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("as_strided", TORCH_FN(at::native::as_strided_tensorimpl));
   m.impl("view", TORCH_FN(at::native::view));
   m.impl("_reshape_alias", TORCH_FN(at::native::_reshape_alias));
-  // Not a view to autograd, but writes through it count: kron's out= is one.
+  // No views to autograd, but writes through them count: kron's out= is one.
   m.impl("_unsafe_view", TORCH_FN(at::native::_unsafe_view));
+  m.impl("unsafe_split.Tensor", TORCH_FN(at::native::unsafe_split));
+  m.impl("unsafe_split_with_sizes", TORCH_FN(at::native::unsafe_split_with_sizes));
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
-  m.impl("view_as_complex", TORCH_FN(at::native::view_as_complex));
+  m.impl("view_as_complex", TORCH_FN(view_as_complex));
   m.impl("resize_", TORCH_FN(resize_));
   m.impl("set_.source_Storage", TORCH_FN(set_source_storage));
   m.impl("set_.source_Storage_storage_offset", TORCH_FN(set_storage));
