@@ -405,3 +405,35 @@ def test_a_row_times_a_weight_copies_no_weight() -> None:
     with torch.no_grad():
         torch.testing.assert_close(compiled(device)(x.to("tpu")).cpu(), layer(x), rtol=1e-4, atol=1e-5)
     assert torch.tpu.compiler.last_programs()[-1].memory["temp_bytes"] < 4 * 64 * 96
+
+
+def test_global_precision_reaches_products_and_convolutions() -> None:
+    layer = nn.Conv2d(2, 3, 3).to("tpu")
+    run = lambda x: layer(x).flatten(1) @ x.flatten(1)[:, :12].t()
+    x, before = torch.randn(4, 2, 4, 4, device="tpu"), torch.get_float32_matmul_precision()
+    try:
+        for precision, count in (("highest", 2), ("high", 2), ("medium", 0)):
+            torch.set_float32_matmul_precision(precision)
+            torch._dynamo.reset()
+            compiled(run)(x)
+            text = torch.tpu.compiler.last_programs()[-1].stablehlo
+            lines = [line for line in text.splitlines() if "dot_general" in line or "stablehlo.convolution" in line]
+            assert len(lines) == 2
+            word = precision.upper()
+            assert sum(f"[{word}, {word}]" in line or f"precision {word}>" in line for line in lines) == count
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_max_autotune_measures_each_candidate_once(tmp_path: Any) -> None:
+    code = """
+        import torch
+        from torch_tpu.dynamo import autotune
+        measured, measure = [], autotune._measure
+        autotune._measure = lambda *args: measured.append(measure(*args)) or measured[-1]
+        x = torch.randn(8, 8, device="tpu")
+        y = torch.compile(lambda x: (x @ x).relu().sum(1), backend="tpu", mode="max-autotune")(x)
+        print(torch.allclose(y, (x @ x).relu().sum(1), atol=1e-5), len(measured))
+    """
+    assert run_python(code, TORCH_TPU_CACHE_DIR=str(tmp_path)) == "True 3\n"
+    assert run_python(code, TORCH_TPU_CACHE_DIR=str(tmp_path)) == "True 0\n"

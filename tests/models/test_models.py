@@ -71,6 +71,16 @@ def test_training_step(name: str, device: str) -> None:
     assert_near(train_step(model.to(device), to(inputs, device)), expected)
 
 
+@pytest.mark.parametrize("name", ["vit", "unet", "llama"])
+def test_compiled_step(name: str, device: str) -> None:
+    """The same through torch.compile without a graph break."""
+    torch._dynamo.reset()
+    model, inputs = build(name)
+    expected = train_step(copy.deepcopy(model), inputs)
+    model.to(device).compile(backend="tpu" if device == "tpu" else "aot_eager", fullgraph=True)
+    assert_near(train_step(model, to(inputs, device)), expected)
+
+
 @pytest.mark.parametrize("name", ["vit", "llama"])
 def test_autocast_step(name: str, device: str) -> None:
     """Under bfloat16 autocast the gradients are the CPU's to bfloat16's precision, in the parameters' dtype."""

@@ -99,7 +99,7 @@ def why_not(node: Node) -> str:
         if rule is None:
             return "no lowering rule"
         if rule.kind == "python":
-            return "its result's shape depends on data"
+            return "it reads values on the host"
     values = [v for a in (node, *node.all_input_nodes) for v in tensors(fake(a))]
     if any(v.device.type == "cpu" and not is_host_scalar(v) for v in values):
         return "a tensor on the host"
