@@ -26,7 +26,7 @@ def programs() -> int:
     return torch.tpu.metrics().get("programs", 0)
 
 
-def settles(step: Callable[[int], Any], warm_up: int = 4, steps: int = 40) -> None:
+def settles(step: Callable[[int], Any], warm_up: int = 4, steps: int = 496) -> None:
     """Asserts that steps after the first few need no program that is not known."""
     kept: Any = None  # a loop holds on to its last result
     for i in range(warm_up):
