@@ -70,7 +70,8 @@ def test_bytes() -> None:
     x = torch.randint(256, (1, 3, 7, 6), dtype=torch.uint8)
     check(aten.upsample_nearest2d, x, [9, 13], exact=True)
     for name in ("upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa"):
-        check(getattr(aten, name).default, x, [9, 13], False, rtol=0, atol=1)
+        check(getattr(aten, name).default, x, [5, 9], False, exact=True)
+    check(aten.upsample_bicubic2d.default, x, [5, 9], True, exact=True)
 
 
 def test_antialiased_far_smaller() -> None:

@@ -117,6 +117,14 @@ class Resampling:
             total = part if total is None else total + part
         return b.full([count if d == dim else s for d, s in enumerate(x.shape)], 0, x.dtype) if total is None else total
 
+    def in_fixed_point(self) -> Resampling:
+        """With weights of 16 bits, as PyTorch has them for bytes: one for each place, also at the edges."""
+        merged, bits = self.transposed().transposed(), 0
+        while bits < 22 and int(0.5 + merged.weights.max(initial=0) * 2 ** (bits + 1)) < 2**15:
+            bits += 1
+        scaled = merged.weights * 2**bits
+        return Resampling(self.size, merged.places, np.trunc(scaled + np.copysign(0.5, scaled)) / 2**bits)
+
     def _product(self, b: Builder, x: Value, dim: int) -> Value:
         """As a matrix product: a TPU gathers slowly and multiplies fast."""
         count, taps = self.places.shape
@@ -217,9 +225,11 @@ def _upsample(name: str, n: int, make: Callable[..., Resampling]) -> None:
         out = x.to(dtype)
         for i, scale in _with_scales(n, scales, named):
             dim = x.ndim - n + i
-            out = make(x.shape[dim], output_size[i], align_corners, scale, _kind(dtype)).apply(b, out, dim)
+            resampling = make(x.shape[dim], output_size[i], align_corners, scale, _kind(dtype))
             if x.is_integral:  # bytes, and PyTorch keeps them bytes in between
-                out = b.clamp(b.round_nearest_even(out), 0.0, 255.0)
+                out = b.clamp(b.floor(resampling.in_fixed_point().apply(b, out, dim) + 0.5), 0.0, 255.0)
+            else:
+                out = resampling.apply(b, out, dim)
         return out
 
     @lower(getattr(aten, name + "_backward").default, static=SCALES[n])
