@@ -27,6 +27,7 @@ CANDIDATES: dict[str, Sequence[Candidate]] = {
     "tpu": ({}, {"xla_tpu_scoped_vmem_limit_kib": 65536}, {"xla_tpu_enable_latency_hiding_scheduler": True}),
 }
 _RUNS = 5
+_TIE = 0.97  # a candidate must be faster by more than what measurements differ
 
 
 def choose(key: str, plan: Plan, seconds: float, compile_with: Callable[[Candidate], _C.Executable]) -> Candidate:
@@ -44,7 +45,7 @@ def choose(key: str, plan: Plan, seconds: float, compile_with: Callable[[Candida
             took = _measure(compile_with(candidate), plan)
         except RuntimeError:  # a plugin that does not know the option
             continue
-        if took < fastest:
+        if took < fastest * _TIE:
             best, fastest = dict(candidate), took
         if time.monotonic() > end:
             break
