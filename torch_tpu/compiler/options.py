@@ -73,6 +73,16 @@ class CompileOptions:
         return encoded
 
 
+# Where the plugin's own default is not PyTorch's arithmetic. XLA:CPU's maximum of a number and a NaN may be the number.
+_NUMERICS: Mapping[str, Mapping[str, OptionValue]] = {"cpu": {"xla_cpu_enable_fast_min_max": False}}
+
+
+def for_device(platform: str, device_id: int, overrides: Mapping[str, OptionValue] | None = None) -> bytes:
+    """The encoded options of a program for one device of a platform, with PyTorch's numerics."""
+    merged = {**_NUMERICS.get(platform, {}), **(overrides or {})}
+    return CompileOptions(device_ids=((device_id,),), overrides=merged).encode()
+
+
 def _check_override(name: str, value: OptionValue) -> None:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{name!r} is not the name of a compile option")

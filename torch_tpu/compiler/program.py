@@ -11,7 +11,7 @@ import torch
 from torch_tpu import _C
 
 from . import cache, flags, platform
-from .options import CompileOptions
+from .options import for_device
 
 if TYPE_CHECKING:
     from torch_tpu.lowering.builder import Builder, Value
@@ -65,10 +65,11 @@ def build(description: dict[str, Any]) -> _C.Executable:
     """The executable of a recorded program, from the cache or compiled."""
     signatures = _signatures(description)
     client = _C.default_client()
-    options = CompileOptions(device_ids=((client.devices[description["device"]].info.id,),)).encode()
+    chosen = platform.select().platform
+    options = for_device(chosen, client.devices[description["device"]].info.id)
 
     def build_module() -> tuple[str, Callable[[], _C.Executable]]:
-        module = lower(description, signatures, stablehlo_version(client), platform.select().platform)
+        module = lower(description, signatures, stablehlo_version(client), chosen)
         return cache.module_key(module, options, client), lambda: client.compile(module, "mlir", options)
 
     return cache.get_or_build(cache.trace_key(_trace(description, signatures), options, client), build_module)

@@ -13,8 +13,8 @@ import torch
 from torch.fx import GraphModule
 
 from torch_tpu import _C
-from torch_tpu.compiler import cache, flags
-from torch_tpu.compiler.options import CompileOptions, OptionValue
+from torch_tpu.compiler import cache, flags, platform
+from torch_tpu.compiler.options import OptionValue, for_device
 from torch_tpu.compiler.program import SCALAR_DTYPES, stablehlo_version
 
 from . import autotune, recompute
@@ -128,11 +128,11 @@ def finish(plan: Plan, kind: str, options: Options) -> _C.CompiledProgram:
 def _executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str, OptionValue]]:
     client = _C.default_client()
     precision = precision_of(options)
-    device_ids = ((client.devices[plan.device].info.id,),)
+    encode = functools.partial(for_device, platform.select().platform, client.devices[plan.device].info.id)
     words = planning.fingerprint(plan) + repr((precision, torch.get_default_dtype())).encode()
 
     def compile_with(overrides: Mapping[str, OptionValue]) -> _C.Executable:
-        encoded = CompileOptions(device_ids=device_ids, overrides=overrides).encode()
+        encoded = encode(overrides)
 
         def build_module() -> tuple[str, Callable[[], _C.Executable]]:
             module = artifact()
@@ -150,7 +150,7 @@ def _executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[st
 
     chosen = options.compiler_options
     if options.autotune:
-        encoded = CompileOptions(device_ids=device_ids, overrides=chosen).encode()
+        encoded = encode(chosen)
 
         def merged(candidate: Mapping[str, OptionValue]) -> Mapping[str, OptionValue]:
             return {**candidate, **options.compiler_options}

@@ -231,7 +231,7 @@ def logit(b: Builder, x: Value, eps: Value | None = None) -> Value:
     out = b.outputs[0]
     assert out is not None
     if eps is not None:
-        x = b.select(b.is_nan(x), x, b.clamp(x, eps, 1 - eps))
+        x = b.select(x < eps, eps, b.select(x > 1 - eps, 1 - eps, x))
     # Each step is rounded as PyTorch does: 1 - x cancels, so that the results differ visibly otherwise.
     odds = b.round_to(x / b.round_to(1 - x, out.dtype), out.dtype)
     return b.log(odds)
