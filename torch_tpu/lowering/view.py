@@ -100,6 +100,15 @@ def _put(b: Builder, flat: Value, addresses: Value, update: Value) -> Value:
     )[0]
 
 
+def _word(b: Builder, dtype: torch.dtype) -> torch.dtype:
+    """What elements are moved as: XLA:CPU moves two-byte floats through float32, which changes the bits of a NaN."""
+    return torch.uint16 if b.platform == "cpu" and dtype in (torch.bfloat16, torch.float16) else dtype
+
+
+def _as(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+    return x if x.dtype == dtype else b.bitcast_convert(x, dtype)
+
+
 def strided_read(
     b: Builder,
     spec: TensorSpec,
@@ -114,9 +123,9 @@ def strided_read(
     gather: bool,
 ) -> Value:
     """The elements of a view, dense. See StridedPlan in csrc/trace/strided.h for radix, extent and order."""
-    flat = reinterpret(b, _flatten(b, base, base_strides), spec.dtype)
+    flat = reinterpret(b, _flatten(b, base, base_strides), _word(b, spec.dtype))
     if gather:
-        return b.reshape(_take(b, flat, _addresses(b, sizes, strides, starts)), sizes)
+        return _as(b, b.reshape(_take(b, flat, _addresses(b, sizes, strides, starts)), sizes), spec.dtype)
     box = b.reshape(_padded(b, flat, _product(radix)), radix)
     if starts:
         box = b.dynamic_slice(box, starts, extent)
@@ -125,7 +134,7 @@ def strided_read(
     box = b.reshape(box, [sizes[d] for d in order])
     dims = sorted(order)
     view = b.transpose(box, [list(order).index(d) for d in dims])
-    return b.broadcast_in_dim(view, sizes, dims)
+    return _as(b, b.broadcast_in_dim(view, sizes, dims), spec.dtype)
 
 
 def strided_write(
@@ -146,7 +155,8 @@ def strided_write(
     once = [1 if stride == 0 else size for size, stride in zip(sizes, strides)]
     update = b.slice(update, [0] * len(sizes), once)
     sizes = once
-    flat = reinterpret(b, _flatten(b, base, base_strides), update.dtype)
+    word = _word(b, update.dtype)
+    update, flat = _as(b, update, word), reinterpret(b, _flatten(b, base, base_strides), word)
     if gather:
         written = _put(b, flat, _addresses(b, sizes, strides, starts), b.reshape(update, (update.numel,)))
     else:
