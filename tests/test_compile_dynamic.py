@@ -264,6 +264,17 @@ def test_explain_says_why_a_graph_is_compiled_for_exact_sizes() -> None:
     assert explanation.flushes[-1].reason == "compiled call"
 
 
+def test_arguments_that_are_views_or_empty() -> None:
+    run = torch.compile(lambda x: (x + 1).sum(0), backend="tpu", dynamic=True)
+    for x in (torch.randn(9, 4), torch.randn(7, 3)):
+        device = x.to("tpu")
+        torch.testing.assert_close(run(device.t()[::2]).cpu(), (x.t()[::2] + 1).sum(0))
+        torch.testing.assert_close(run((device * 2)[1:, 1:]).cpu(), (x * 2 + 1)[1:, 1:].sum(0))
+    for shape in ((0, 5), (3, 0)):
+        torch._dynamo.reset()
+        assert run(torch.ones(shape, device="tpu")).cpu().eq(0).all()
+
+
 def test_option_for_exact_sizes() -> None:
     run = torch.compile(lambda x: x.sum(0), backend="tpu", dynamic=True, options={"pad_sizes": False})
     before = programs()

@@ -400,10 +400,11 @@ void wait(const Value& unpacked) {
 }
 
 void read_to_host(const Value& value, void* host) {
+  if (value.nbytes() == 0) return;
   if (!value.source) return value.buffer.to_host(host, value.nbytes()).await();
   const Value& source = *value.source;
   std::vector<char> all(source.nbytes());
-  source.buffer.to_host(all.data(), all.size()).await();
+  if (!all.empty()) source.buffer.to_host(all.data(), all.size()).await();
   copy_box(all.data(), source.dims, static_cast<char*>(host), value.dims, c10::elementSize(value.dtype));
 }
 
