@@ -202,6 +202,14 @@ def test_products_of_conjugated_views() -> None:
     same(program)
 
 
+def test_scatter_into_the_storage_behind_a_view() -> None:
+    def program(device: str) -> list[Tensor]:
+        x = grid(device, 4, 6)[:, 1::2]
+        return [torch.as_strided_scatter(x, grid(device, 2), (2,), (3,), 1)]
+
+    same(program)
+
+
 def test_out_through_a_view_that_autograd_does_not_see() -> None:
     def program(device: str) -> list[Tensor]:
         out = grid(device, 6, 4).t()

@@ -4,6 +4,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/_unsafe_view_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/as_strided_scatter_native.h>
 #include <ATen/ops/set_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/unsafe_split_native.h>
@@ -84,6 +85,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_unsafe_view", TORCH_FN(at::native::_unsafe_view));
   m.impl("unsafe_split.Tensor", TORCH_FN(at::native::unsafe_split));
   m.impl("unsafe_split_with_sizes", TORCH_FN(at::native::unsafe_split_with_sizes));
+  // Of the storage, not of the elements that the input shows.
+  m.impl("as_strided_scatter", TORCH_FN(at::native::as_strided_scatter_symint));
   m.impl("unfold", TORCH_FN(at::native::unfold));
   m.impl("view_as_real", TORCH_FN(at::native::view_as_real));
   m.impl("view_as_complex", TORCH_FN(view_as_complex));
