@@ -275,6 +275,26 @@ def test_arguments_that_are_views_or_empty() -> None:
         assert run(torch.ones(shape, device="tpu")).cpu().eq(0).all()
 
 
+def test_sizes_among_an_ops_numbers() -> None:
+    """A rule sees padded sizes as plain ints: where it would take one for a number, the graph compiles exactly."""
+
+    def fn(x: Tensor) -> tuple[Tensor, ...]:
+        n = x.shape[0]
+        return (
+            x.triu(n - 3),
+            x.split([1, n - 1])[1],
+            torch.arange(n, 0, -1, device=x.device),
+            torch.linalg.vector_norm(x, n),
+            torch.addmm(x, x, x, beta=n, alpha=2),
+            x[0].expand(n, -1),
+        )
+
+    run = torch.compile(fn, backend="tpu", dynamic=True)
+    for n in (4, 5):
+        x = torch.randn(n, n)
+        torch.testing.assert_close(cpu(run(x.to("tpu"))), cpu(fn(x)), rtol=1e-4, atol=1e-5)
+
+
 def test_option_for_exact_sizes() -> None:
     run = torch.compile(lambda x: x.sum(0), backend="tpu", dynamic=True, options={"pad_sizes": False})
     before = programs()

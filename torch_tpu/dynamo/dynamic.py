@@ -153,7 +153,9 @@ def _decomposed(graph: GraphModule) -> GraphModule:
         return graph
     placeholders = graph.graph.find_nodes(op="placeholder")
     values = [fake(node) for node in placeholders]
-    mode = next(v.fake_mode for v in values if isinstance(v, FakeTensor))
+    mode = next((v.fake_mode for v in values if isinstance(v, FakeTensor)), None)
+    if mode is None:
+        return graph
     with mode, enable_python_dispatcher():
         traced = make_fx(Interpreter(graph).run, decomposition_table=table)(*values)
     made = [

@@ -109,7 +109,8 @@ def separate_views(graph: GraphModule, kind: str) -> set[Node]:
     views: set[Node] = set()
     for memory, members in groups.items():
         base = next(n for n in graph.graph.nodes if _memory(n) == memory)
-        if any(is_symbolic(s) for s in fake(base).shape) if base.op == "placeholder" else len(members) > 1:
+        varies = any(is_symbolic(s) for n in (base, *members) for s in (*fake(n).shape, *fake(n).stride()))
+        if varies if base.op == "placeholder" else len(members) > 1:
             with graph.graph.inserting_before(output):
                 made |= {member: _again(graph.graph, member, base, views) for member in members}
     if views:

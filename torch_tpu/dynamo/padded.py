@@ -95,6 +95,9 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     assert isinstance(op, OpOverload)
     packet: Any = op.overloadpacket
     special = HANDLERS.get(op)
+    sizes = packet in FREE or packet in _RESHAPES or op in _TAKE_SIZES
+    if not sizes and any(is_extent(v) for v in _integers(op, args, kwargs)):
+        raise NotImplementedError(f"{op} of a number that differs")
     if special is not None:
         return special(g, node, specs, *args, **kwargs)
     if packet in _RESHAPES:
@@ -123,6 +126,17 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
     result = g.lower(node, args, kwargs, specs)
     return _unmarked(g, result, fake(node)) if packet in MARKED else result
+
+
+def _integers(op: OpOverload, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that a rule takes as static ints."""
+    static = ("int", "Optional[int]", "List[int]", "Optional[List[int]]", "SymInt")
+    values = [
+        *zip(args, op._schema.arguments),
+        *((kwargs[a.name], a) for a in op._schema.arguments if a.name in kwargs),
+    ]
+    ordered = [v for v, a in values if str(a.type) in static or a.name in ("ord", "p")]
+    return [item for v in ordered for item in (v if isinstance(v, list | tuple) else [v])]
 
 
 def numbers_at_run_time(b: Builder, op: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -312,6 +326,13 @@ def _product_of(sizes: Sequence[int]) -> int:
 Handler = Callable[..., Any]
 HANDLERS: dict[OpOverload, Handler] = {}
 
+# Their handlers know sizes that differ among the arguments, or do not use them.
+_TAKE_SIZES = {
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
+    aten.select.int, aten.slice.Tensor, aten.slice_backward.default, aten.select_backward.default, aten.expand.default,
+    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.constant_pad_nd.default,
+}  # fmt: skip
+
 
 def handler(*ops: OpOverload) -> Callable[[Handler], Handler]:
     """Register the decorated function for padded programs."""
@@ -350,6 +371,7 @@ def _product(g: Graph, node: Node, specs: Specs) -> Any:
     _set_factors(g, node, rank - 1, factors(g, y, rank - 1))
     shape = (*left.shape[:-1], right.shape[-1])
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), g.env.__getitem__)
+    args, kwargs = numbers_at_run_time(g.b, node.target, args, kwargs)  # type: ignore[arg-type]
     return g.lower(node, [*args[:-2], left, right], kwargs, [TensorSpec(shape, s.dtype) for s in specs if s])
 
 
@@ -729,6 +751,8 @@ def part_backward(g: Graph, node: Node, specs: Specs, x: Value, size: Any, dim: 
 @handler(aten.arange.start_step, aten.arange.default, aten.arange.start)
 def arange(g: Graph, node: Node, specs: Specs, *args: Any, **kwargs: Any) -> Value:
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
+    if is_extent(start) or is_extent(step):
+        raise NotImplementedError(f"{node.target} from or by a number that differs")
     (spec,) = specs
     assert spec is not None
     wide = torch.int64 if not spec.dtype.is_floating_point else spec.dtype
