@@ -342,7 +342,7 @@ def mapped(op: Any, s: Sample) -> Any:
     """Over a batch of inputs, by torch.vmap."""
     import torch
 
-    batch = torch.stack([s.input, s.input.flip(0) if s.input.dim() else s.input])
+    batch = torch.stack([s.input, s.input])
     return torch.vmap(lambda x: op(x, *s.args, **s.kwargs), randomness="different")(batch)
 
 
