@@ -16,9 +16,11 @@
 #include "../trace/dtype.h"
 #include "../trace/queue.h"
 #include "../trace/recorder.h"
+#include "arguments.h"
 #include "distributions.h"
 #include "inference.h"
 #include "op_entry.h"
+#include "refusal.h"
 #include "tensor.h"
 
 namespace torch_tpu {
@@ -296,64 +298,10 @@ at::Tensor meta_of(const at::Tensor& tensor) {
   return at::detail::empty_strided_meta(tensor.sizes(), tensor.strides(), tensor.scalar_type());
 }
 
-// The argument with its tpu tensors, its device and its generator replaced for a run elsewhere.
-template <typename Convert>
-c10::IValue elsewhere(const c10::IValue& value, const Parameter& parameter, c10::DeviceType device, Convert convert) {
-  if (parameter.kind == ParameterKind::kDevice && !value.isNone()) return c10::Device(device);
-  if (parameter.kind == ParameterKind::kGenerator) return c10::IValue();
-  if (parameter.kind == ParameterKind::kTensor && value.isTensor()) return convert(value.toTensor());
-  if (parameter.kind == ParameterKind::kTensorList && value.isList()) {
-    if (value.isTensorList()) {
-      c10::List<at::Tensor> list;
-      for (const at::Tensor& t : value.toTensorVector()) list.push_back(convert(t));
-      return list;
-    }
-    c10::List<std::optional<at::Tensor>> list;
-    for (const c10::IValue& item : value.toListRef()) {
-      list.push_back(item.isNone() ? std::nullopt : std::optional<at::Tensor>(convert(item.toTensor())));
-    }
-    return list;
-  }
-  return value;
-}
-
 c10::IValue meta_argument(const c10::IValue& value, const Parameter& parameter) {
   return elsewhere(value, parameter, c10::DeviceType::Meta, [](const at::Tensor& t) {
     return t.defined() && !(t.device().is_cpu() && t.dim() == 0) ? meta_of(t) : t;
   });
-}
-
-// How many zeros the CPU may be asked about: where its answer is likely to matter, and else, as many as cost nothing.
-constexpr int64_t kLargeZeros = int64_t{1} << 22;
-constexpr int64_t kSmallZeros = int64_t{1} << 12;
-
-// Throws what the CPU's kernel says to zeros of these shapes. Returns where it says nothing, or where they would be
-// more than `largest`.
-void throw_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, int64_t largest) {
-  int64_t elements = 0;
-  const auto zeros = [&](const at::Tensor& t) {
-    if (!t.defined() || t.device().is_cpu()) return t;
-    elements += t.numel();
-    return at::zeros(elements > largest ? at::IntArrayRef{0} : t.sizes(), t.options().device(at::kCPU));
-  };
-  Stack stack;
-  for (size_t i = 0; i < arguments.size(); ++i) {
-    stack.push_back(elsewhere(arguments[i], entry.parameters[i], c10::DeviceType::CPU, zeros));
-  }
-  if (elements > largest) return;
-  at::AutoDispatchBelowADInplaceOrView guard;
-  entry.op.callBoxed(&stack);
-}
-
-template <typename Visit>
-void for_each_tensor(const c10::IValue& value, Visit visit) {
-  if (value.isTensor()) {
-    visit(value.toTensor());
-  } else if (value.isList()) {
-    for (const c10::IValue& item : value.toListRef()) visit(item.isNone() ? at::Tensor() : item.toTensor());
-  } else if (value.isNone()) {
-    visit(at::Tensor());
-  }
 }
 
 void append_outputs(std::vector<OutputMeta>& outputs, const c10::IValue& value) {
@@ -506,76 +454,6 @@ bool ask_meta(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signat
   return true;
 }
 
-uint32_t words_of(const Argument& argument) {
-  if (argument.kind == Argument::Kind::kScalar) return scalar_words(argument.scalar);
-  uint32_t words = 0;
-  for (const Argument& item : argument.items) words += words_of(item);
-  return words;
-}
-
-// What the CPU's kernel refuses is refused here too, but for what is wrong with zeros: a matrix of them has no inverse.
-void refuse_as_on_cpu(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, int64_t largest) {
-  if (entry.random || !entry.cpu_takes_zeros) return;
-  try {
-    throw_as_on_cpu(entry, arguments, largest);
-  } catch (const c10::LinAlgError&) {
-  } catch (const c10::Error& error) {
-    if (error.msg().find("ZeroDivisionError") == std::string::npos) throw;
-  }
-}
-
-// Lowers the op by itself, so that arguments which its rule refuses are refused at the call, in PyTorch's words, or run
-// on the CPU where PyTorch has a kernel for them.
-void try_lowering(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signature& s) {
-  ProgramDescription description;
-  description.inputs = s.inputs;
-  NodeDescription node{&s, {}, 0};
-  for (uint32_t i = 0; i < s.inputs.size(); ++i) node.inputs.push_back({0, i});
-  description.nodes.push_back(std::move(node));
-  for (const Argument& argument : s.arguments) description.scalar_words += words_of(argument);
-  if (entry.random) description.scalar_words += 2 * scalar_words(ScalarKind::kUint64);
-  for (uint32_t i = 0; i < s.outputs.size(); ++i) {
-    if (s.outputs[i].dtype != c10::ScalarType::Undefined) description.outputs.push_back({1, i});
-  }
-  const std::string refusal = why_not_lowered(description);
-  if (refusal.empty()) return;
-  throw_as_on_cpu(entry, arguments, kLargeZeros);
-  s.fallback = true;
-  s.fallback_reason = "its rule refuses these arguments: " + refusal;
-}
-
-// Finds out at the call what would fail later. Kernels and rules are likely to refuse, or to part ways over, complex
-// numbers, integers without any floating-point number beside them, and nothing at all.
-void check_arguments(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, Signature& s) {
-  bool any_float = false, any_complex = false, any_float8 = false, any_empty = false;
-  for (const InputMeta& input : s.inputs) {
-    any_float |= c10::isFloatingType(input.dtype);
-    any_float8 |= c10::isFloat8Type(input.dtype);
-    any_complex |= c10::isComplexType(input.dtype);
-    any_empty |= std::count(input.sizes.begin(), input.sizes.end(), 0) > 0;
-  }
-  int64_t results = 0;
-  for (const OutputMeta& output : s.outputs) results = std::max(results, c10::multiply_integers(output.sizes));
-  const bool usual = any_float && !any_complex && !any_empty;
-  const int64_t largest = usual ? kSmallZeros : kLargeZeros;
-  if (!s.inputs.empty() && !any_float8 && results <= largest) refuse_as_on_cpu(entry, arguments, largest);
-  if (any_float8 || any_complex || any_empty) try_lowering(entry, arguments, s);
-}
-
-// Whether an in-place or out argument has another dtype than the op's result: not every dtype can be cast to it.
-bool targets_change_dtype(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments, const Signature& s) {
-  if (!entry.returns_targets) return false;
-  size_t output = 0;
-  bool change = false;
-  for (size_t target : entry.targets) {
-    for_each_tensor(arguments[target], [&](const at::Tensor& tensor) {
-      const OutputMeta& meta = s.outputs[output++];
-      change |= tensor.defined() && tensor.scalar_type() != meta.dtype;
-    });
-  }
-  return change;
-}
-
 // The signature of a call that is seen for the first time: PyTorch's own shape and dtype errors are raised here.
 const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments, uint64_t hash) {
   OpEntry& entry = call.entry;
@@ -611,7 +489,7 @@ const Signature& make_signature(Call& call, c10::ArrayRef<c10::IValue> arguments
     s->fallback_reason = "PyTorch has no meta function for it";
     return Recorder::get().signatures.insert(std::move(s));
   }
-  if (targets_change_dtype(entry, arguments, *s)) refuse_as_on_cpu(entry, arguments, kLargeZeros);
+  check_targets(entry, arguments, *s);
   for (const OutputMeta& output : s->outputs) {
     if (output.dtype != c10::ScalarType::Undefined) buffer_type(output.dtype);  // refuses what XLA does not have
   }
@@ -660,14 +538,6 @@ void push_new_returns(const OpEntry& entry, const Signature& signature, Values& 
       stack->emplace_back(make());
     }
   }
-}
-
-// Throws PyTorch's error for a number that a tensor of this dtype cannot be filled with.
-void check_fits(const c10::Scalar& number, c10::ScalarType dtype) {
-  if (number.isBoolean() || c10::isComplexType(dtype)) return;
-  if (c10::isFloatingType(dtype) && !number.isComplex()) return;
-  if (number.isIntegral(false) && number.toLong() >= 0 && number.toLong() <= INT8_MAX) return;
-  at::empty({}, at::TensorOptions().dtype(dtype)).fill_(number);
 }
 
 bool draws(const OpEntry& entry, c10::ArrayRef<c10::IValue> arguments) {
