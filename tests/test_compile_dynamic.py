@@ -287,12 +287,21 @@ def test_sizes_among_an_ops_numbers() -> None:
             torch.linalg.vector_norm(x, n),
             torch.addmm(x, x, x, beta=n, alpha=2),
             x[0].expand(n, -1),
+            torch.complex(x, x),
         )
 
     run = torch.compile(fn, backend="tpu", dynamic=True)
     for n in (4, 5):
         x = torch.randn(n, n)
         torch.testing.assert_close(cpu(run(x.to("tpu"))), cpu(fn(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_quotient_of_sizes() -> None:
+    fn = lambda x, n: torch.view_copy(x, (n, x.shape[0] // n, x.shape[1]))
+    run = torch.compile(fn, backend="tpu", dynamic=True)
+    for n in (5, 4):
+        x = torch.randn(n * 5, 3)
+        torch.testing.assert_close(run(x.to("tpu"), n).cpu(), fn(x, n))
 
 
 def test_option_for_exact_sizes() -> None:

@@ -49,6 +49,8 @@ class DynamicProgram:
         self.kind = kind
         self.options = options
         self.symbols, self._sources = _sources(self.graph)
+        found = (s for t in self._fakes() for s in t.shape if is_symbolic(s))
+        self._sizes = list({expression(size): size for size in found}.values())
         self._growth = _growth(self.graph, self.symbols)
         self.reason = _why_exact(self.graph, options)
         if self.reason:
@@ -77,7 +79,11 @@ class DynamicProgram:
             return _Entry(programs.finish(outside, self.kind, self.options), None, [])
         limits = self._limits()
         buckets = [min(self._bucket(v + more), limit) for v, more, limit in zip(values, self._growth, limits)]
-        plan = self._plan(Sizes(dict(zip(self.symbols, buckets))), self.symbols)
+        padded_sizes = Sizes(dict(zip(self.symbols, buckets)))
+        if any(padded_sizes(size) < true(size) for size in self._sizes):  # a quotient of sizes, such as n // 5
+            self._give_up("a size that does not grow with its padding")
+            return self._specialise(values)
+        plan = self._plan(padded_sizes, self.symbols)
         leaving = [self._leaving(r.node, p.shape, true) for r, p in zip(outside.results, plan.results)]
         plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, leaving)]
         key = (tuple(buckets), tuple(leaving))
@@ -158,12 +164,10 @@ def _decomposed(graph: GraphModule) -> GraphModule:
         return graph
     with mode, enable_python_dispatcher():
         traced = make_fx(Interpreter(graph).run, decomposition_table=table)(*values)
-    made = [
-        node
-        for node in traced.graph.nodes
-        if isinstance(node.target, OpOverload) and any(True for _ in tensors(fake(node)))
-    ]
-    if any(registry.rule_for(node.target) is None and node.target is not planning.COPY for node in made):
+    made = {n.target for n in traced.graph.nodes if isinstance(n.target, OpOverload) and list(tensors(fake(n)))}
+    copies = traced.graph.find_nodes(op="call_function", target=planning.COPY)
+    into_views = any(copy.args[0].op != "placeholder" for copy in copies)
+    if into_views or any(registry.rule_for(op) is None and op is not planning.COPY for op in made):
         return graph
     for node, old in zip(traced.graph.find_nodes(op="placeholder"), placeholders):
         node._rename(old.name)  # what an argument is to AOTAutograd stands in its name
