@@ -396,3 +396,14 @@ def test_a_state_updated_by_functional_ops_stays_in_its_buffer() -> None:
         assert torch.tpu.explain().flushes[-1].donated_bytes == (4000 if i else 0)  # the first is still seen
     assert seen.sum().item() == 0
     assert state[:4].tolist() == [8, 4, 2, 0]
+
+
+def test_a_value_that_comes_back() -> None:
+    """Two values that take each other's place in one storage have no end of predecessors."""
+    x = torch.ones(4, device="tpu")
+    first, second = x * 2, x * 3
+    kept = first.clone()
+    first.copy_(second)
+    first.copy_(kept)
+    assert first.tolist() == [2.0] * 4
+    assert second.tolist() == [3.0] * 4

@@ -58,7 +58,8 @@ const Values& Trace::append(const Signature& signature, c10::ArrayRef<ValuePtr> 
 }
 
 void Trace::replaced(Value& value, const Value& old) const {
-  if (old.epoch == epoch && value.epoch == epoch && value.producer != 0) {
+  // A value that is put back where it was before replaces nothing: the chain leads from younger to older ones.
+  if (old.epoch == epoch && value.epoch == epoch && value.producer > old.producer) {
     value.replaces = Ref{old.producer, old.number}.word();
   }
 }
