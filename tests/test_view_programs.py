@@ -68,12 +68,24 @@ class World:
         return ""
 
 
+def places(x: Tensor) -> Tensor:
+    """Where in its storage each element lies."""
+    reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
+    return (torch.arange(reach) if x.numel() else torch.empty(0)).as_strided(x.shape, x.stride()) + x.storage_offset()
+
+
 def overlaps_unnoticed(x: Tensor) -> bool:
     """Whether elements share memory in a way that PyTorch does not refuse to write: what it does then is undefined."""
-    if 0 in x.stride() or not x.numel():
+    return 0 not in x.stride() and places(x).unique().numel() < x.numel()
+
+
+def is_read_while_written(x: Tensor, source: Tensor) -> bool:
+    """Whether x and a source share memory in a way that PyTorch leaves undefined: it refuses only dense ones."""
+    same = (x.shape, x.stride(), x.storage_offset()) == (source.shape, source.stride(), source.storage_offset())
+    if same or x.untyped_storage()._cdata != source.untyped_storage()._cdata:
         return False
-    reach = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride()))
-    return bool(torch.arange(reach).as_strided(x.shape, x.stride()).unique().numel() < x.numel())
+    dense = all(t.is_contiguous() or t.mT.is_contiguous() for t in (x, source) if t.ndim > 1)
+    return not (dense and x.ndim > 0) and bool(torch.isin(places(x), places(source)).any())
 
 
 def dim(x: Tensor, n: int) -> int:
@@ -156,13 +168,15 @@ def number(x: Tensor, n: int) -> float:
 
 def copy(world: World, x: Tensor, a: int, b: int, c: int) -> None:
     source = world.pick(a)
+    if is_read_while_written(x, source):
+        return
     if source.dtype == x.dtype or (not world.reinterpreted and not source.is_complex() and x.dtype != torch.uint8):
         x.copy_(source)
 
 
 def add_tensor(world: World, x: Tensor, a: int, b: int, c: int) -> None:
     source = world.pick(a)
-    if source.dtype == x.dtype:
+    if source.dtype == x.dtype and not is_read_while_written(x, source):
         x.add_(source)
 
 

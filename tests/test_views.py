@@ -293,3 +293,10 @@ def test_buffers_and_parameters_share_what_they_share() -> None:
     with torch.no_grad():
         linear.weight.zero_()
     assert row.abs().sum().item() == 0
+
+
+def test_is_set_to_compares_memory_not_values() -> None:
+    x = grid("tpu", 3, 4)
+    assert x.is_set_to(x.view(3, 4))
+    assert not x.is_set_to(x.view(12))
+    assert not x.is_set_to(x.clone())
