@@ -274,6 +274,9 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     split = lambda text: text.split(",")
     p.add_argument("--modes", type=split, default=["forward"], help=f"of {','.join(MODES)} (default: forward)")
+    p.add_argument(
+        "--compiled", action="store_const", dest="modes", const=["compiled"], help="the same as --modes compiled"
+    )
     p.add_argument("--dtypes", type=split, default=[], help="(default: those of the mode)")
     p.add_argument("--ops", type=split, default=[], help="such as add,nn.functional.relu (default: all)")
     p.add_argument("--limit-samples", type=int, default=3, help="samples of an op and dtype (default: %(default)s)")

@@ -346,6 +346,35 @@ def mapped(op: Any, s: Sample) -> Any:
     return torch.vmap(lambda x: op(x, *s.args, **s.kwargs), randomness="different")(batch)
 
 
+def compiled(op: Any, s: Sample) -> Any:
+    """In a function that torch.compile compiles."""
+    import torch
+
+    def call(x: Any, args: Any, kwargs: Any) -> Any:
+        return op(x, *args, **kwargs)
+
+    if all(x.device.type == "cpu" for x in s.tensors()):
+        return call(s.input, s.args, s.kwargs)
+    torch._dynamo.reset()
+    return torch.compile(call, backend="tpu", dynamic=False)(s.input, s.args, s.kwargs)
+
+
+def checked_gradients(op: Any, s: Sample) -> Any:
+    """Against differences of its own results, by gradcheck."""
+    import torch
+
+    inputs = [x for x in s.tensors() if x.requires_grad]
+    if not inputs or inputs[0].device.type == "cpu":
+        return True
+
+    def call(*given: Any) -> Any:
+        replaced = {id(x): y for x, y in zip(inputs, given)}
+        moved = s.map(lambda x: replaced.get(id(x), x))
+        return tuple(_differentiable(s.finish(op.gradcheck_wrapper(op, moved.input, *moved.args, **moved.kwargs))))
+
+    return torch.autograd.gradcheck(call, inputs, nondet_tol=op.gradcheck_nondet_tol, fast_mode=True)
+
+
 def module(info: Any, s: Sample) -> Any:
     """A module's results, its gradients and its buffers."""
     import torch
@@ -401,6 +430,22 @@ def op_db() -> list[Any]:
     from torch.testing._internal.common_methods_invocations import op_db
 
     return list(op_db)
+
+
+@functools.cache
+def reference_db() -> list[Any]:
+    """PyTorch's references in Python, which call primitive ops."""
+    from torch.testing._internal.common_methods_invocations import python_ref_db
+
+    return list(python_ref_db)
+
+
+@functools.cache
+def higher_order_db() -> list[Any]:
+    """Ops that take functions."""
+    from torch.testing._internal.hop_db import hop_db
+
+    return list(hop_db)
 
 
 @functools.cache
@@ -463,8 +508,14 @@ MODES = {
     "errors": Mode(forward, samples=error_samples, applies=lambda op: op.error_inputs_func, refusals=True),
     "meta": Mode(metadata, reference="meta"),
     "grad": Mode(gradients, samples=grad_samples, applies=lambda op: op.supports_autograd, dtypes=("float64",)),
+    "gradcheck": Mode(
+        checked_gradients, samples=grad_samples, applies=lambda op: op.supports_autograd, dtypes=("float64",)
+    ),
     "jvp": Mode(tangents, samples=grad_samples, applies=lambda op: op.supports_forward_ad, dtypes=("float64",)),
     "vmap": Mode(mapped),
+    "compiled": Mode(compiled),
+    "references": Mode(forward, reference_db),
+    "higher_order": Mode(compiled, higher_order_db),
     "foreach": Mode(forward, foreach_db),
     "foreach_inplace": Mode(
         lambda op, s: (op.inplace_variant(s.input, *s.args, **s.kwargs), s.input)[1],
@@ -490,7 +541,8 @@ def dtypes_of(mode: str, entry: Any) -> set[Any]:
         return {torch.float32, torch.float64}
     if mode == "modules":
         return set(entry.dtypes)
-    listed = set(entry.supported_backward_dtypes("cpu") if mode in ("grad", "jvp") else entry.supported_dtypes("cpu"))
+    differentiates = mode in ("grad", "gradcheck", "jvp")
+    listed = set(entry.supported_backward_dtypes("cpu") if differentiates else entry.supported_dtypes("cpu"))
     return listed & {torch.float32} or set(list(listed)[:1]) if mode == "errors" else listed
 
 
