@@ -9,6 +9,13 @@ from process import run_python
 MB = 2**20
 
 
+@pytest.fixture(autouse=True)
+def _nothing_left() -> None:
+    """Tensors in the tracebacks of earlier tests are counted no more."""
+    gc.collect()
+    torch.tpu.synchronize()
+
+
 def allocated() -> int:
     gc.collect()
     return torch.tpu.memory_allocated()
@@ -91,8 +98,6 @@ def test_summary_names_the_holders() -> None:
 
 
 def test_out_of_memory_says_who_holds_what() -> None:
-    gc.collect()  # tensors in the tracebacks of earlier tests are counted no more
-    torch.tpu.synchronize()
     keep = torch.zeros(1111, 1024, device="tpu")
     limit = torch.tpu.memory_allocated() + 8 * MB
     with torch.tpu.config.patch(memory_limit=limit):
