@@ -3,6 +3,7 @@
     python -m benchmarks.coverage                                   # every op, five dtypes: docs/coverage.md
     python -m benchmarks.coverage --dtypes float32 --ops add,sort   # a part of it, printed only
     python -m benchmarks.coverage --modes out,grad                  # other experiments: docs/conformance.md
+    python -m benchmarks.coverage --compiled                        # through torch.compile: docs/compiled.md
 
 Every (mode, op, dtype) runs in a worker process under a time limit. A worker that dies or hangs is replaced and the op
 is marked; --resume goes on after an interruption.
@@ -55,8 +56,8 @@ its dtype's precision of what the CPU computes in the next wider dtype.
 MODES_PREAMBLE = """\
 # Conformance
 
-Written by `python -m benchmarks.coverage --modes ...`; do not edit. Up to {samples} of the smallest samples that
-PyTorch's own databases have for each op, module or optimizer, on the device and on PyTorch's CPU. What an
+Written by `python -m benchmarks.coverage --modes ... --limit-samples {samples}`; do not edit. Of the smallest samples that
+PyTorch's own databases have for each op, module or optimizer, so many run on the device and on the CPU. What an
 experiment does:
 """
 Task = tuple[str, str, str, str]  # mode, op, variant, dtype
@@ -321,8 +322,8 @@ def main() -> None:
     for row in totals(shown, labels):
         table.add_row(*row)
     console.print(table)
-    name = "coverage.md" if forward else "conformance.md"
-    path = args.report or (None if args.ops else ROOT / "docs" / name)
+    name = "coverage" if forward else "compiled" if args.modes == ["compiled"] else "conformance"
+    path = args.report or (None if args.ops else ROOT / "docs" / f"{name}.md")
     if path:
         path.write_text(report(shown, dtypes, args) if forward else report_modes(shown, args.modes, args))
         console.print(f"written: {path}")
