@@ -56,8 +56,8 @@ its dtype's precision of what the CPU computes in the next wider dtype.
 MODES_PREAMBLE = """\
 # Conformance
 
-Written by `python -m benchmarks.coverage --modes ... --limit-samples {samples}`; do not edit. Of the smallest samples that
-PyTorch's own databases have for each op, module or optimizer, so many run on the device and on the CPU. What an
+Written by `python -m benchmarks.coverage --modes ... --limit-samples {samples}`; do not edit. Of the smallest samples
+that PyTorch's own databases have for each op, module or optimizer, so many run on the device and on the CPU. What an
 experiment does:
 """
 Task = tuple[str, str, str, str]  # mode, op, variant, dtype
