@@ -370,10 +370,10 @@ def test_programs_not_used_for_longest_are_forgotten_and_come_back() -> None:
 
 
 def test_an_iteration_that_the_host_waits_for_starts_before_it_is_recorded_whole() -> None:
-    weights = [torch.randn(16, 16, device="tpu") for _ in range(10)]
+    weights = [torch.randn(128, 128, device="tpu") for _ in range(10)]
 
     def step(_: int) -> float:
-        x = torch.ones(4, 16, device="tpu")
+        x = torch.ones(64, 128, device="tpu")
         for w in weights:
             x = torch.tanh(x @ w).softmax(-1) + x
         return x.sum().item()

@@ -10,11 +10,13 @@ constexpr uint64_t kBase = 0x9E3779B97F4A7C15ull | 1;
 // Shorter iterations are joined until a chunk is worth a launch.
 constexpr size_t kMinChunk = 128;
 constexpr size_t kMaxChunks = 64;
-// A stream that the host waits for goes in up to four pieces of at least 12 nodes, if its results are small: a device
-// that works on each node longer than the host records it gains nothing.
+// A stream that the host waits for goes in up to four pieces of at least 12 nodes. Not if its results are large: a
+// device that works on each node longer than the host records it gains nothing. Nor if they are tiny: launching costs
+// more.
 constexpr size_t kMaxPieces = 4;
 constexpr size_t kMinPiece = 12;
-constexpr size_t kSmallNode = size_t{256} << 10;
+constexpr size_t kLargeNode = size_t{256} << 10;
+constexpr size_t kTinyNode = size_t{16} << 10;
 constexpr size_t kRememberedWaits = 16;
 // Longer streams are forgotten: a period beyond half of it is not looked for.
 constexpr size_t kMaxStream = size_t{1} << 17;
@@ -106,7 +108,8 @@ size_t Repetition::best_cut(const Trace& trace, size_t period) const {
 
 void Repetition::waited(const Trace& trace) {
   const size_t n = size();
-  if (begin_ != 0 || trace.nodes.size() != n || n < 2 * kMinPiece || trace.bytes > n * kSmallNode) return;
+  if (begin_ != 0 || trace.nodes.size() != n || n < 2 * kMinPiece) return;
+  if (trace.bytes > n * kLargeNode || trace.bytes < n * kTinyNode) return;
   const uint64_t hash = window(0, n);
   if (std::find(waits_.begin(), waits_.end(), hash) != waits_.end()) return learn_pieces(trace);
   if (waits_.size() == kRememberedWaits) waits_.pop_front();
