@@ -373,7 +373,7 @@ def test_an_iteration_that_the_host_waits_for_starts_before_it_is_recorded_whole
     weights = [torch.randn(128, 128, device="tpu") for _ in range(10)]
 
     def step(_: int) -> float:
-        x = torch.ones(64, 128, device="tpu")
+        x = torch.ones(128, 128, device="tpu")
         for w in weights:
             x = torch.tanh(x @ w).softmax(-1) + x
         return x.sum().item()

@@ -16,7 +16,7 @@ constexpr size_t kMaxChunks = 64;
 constexpr size_t kMaxPieces = 4;
 constexpr size_t kMinPiece = 12;
 constexpr size_t kLargeNode = size_t{256} << 10;
-constexpr size_t kTinyNode = size_t{16} << 10;
+constexpr size_t kTinyNode = size_t{32} << 10;
 constexpr size_t kRememberedWaits = 16;
 // Longer streams are forgotten: a period beyond half of it is not looked for.
 constexpr size_t kMaxStream = size_t{1} << 17;
