@@ -89,7 +89,12 @@ def resnet(p: Tree, stats: Tree, x: Array) -> tuple[Array, Tree]:
     return linear(p, "head", h.mean((1, 2))), new
 
 
-MODELS: dict[str, Callable[[Tree, Tree, Array], tuple[Array, Tree]]] = {"mlp": mlp, "gpt": gpt, "resnet": resnet}
+MODELS: dict[str, Callable[[Tree, Tree, Array], tuple[Array, Tree]]] = {
+    "mlp": mlp,
+    "gpt": gpt,
+    "gpt_small": gpt,
+    "resnet": resnet,
+}
 
 
 def update(model: str, p: Tree, grad: Tree, state: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:

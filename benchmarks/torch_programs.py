@@ -123,7 +123,7 @@ class ResNet(nn.Module):
         return self.head(self.blocks(F.relu(self.norm(self.stem(x)))).mean((2, 3)))
 
 
-MODELS: dict[str, type[nn.Module]] = {"mlp": Mlp, "gpt": Gpt, "resnet": ResNet}
+MODELS: dict[str, type[nn.Module]] = {"mlp": Mlp, "gpt": Gpt, "gpt_small": Gpt, "resnet": ResNet}
 OPS: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda x, y: x * 1.001,
     lambda x, y: x + y,
@@ -161,7 +161,7 @@ def functional_optimizer(model: str, module: nn.Module) -> Callable[[list[Tensor
     first, second, steps = zeros(), zeros(), [torch.zeros(()) for _ in p]
 
     def update(gradients: list[Tensor]) -> None:
-        if model == "gpt":
+        if model in ("gpt", "gpt_small"):
             beta1, beta2 = GPT.betas
             adamw(
                 p, gradients, first, second, [], steps, amsgrad=False, beta1=beta1, beta2=beta2, lr=GPT.lr, eps=GPT.eps,

@@ -23,6 +23,7 @@ WORKLOADS = {
     "chain_sync": Workload("the same, a wait after each op", "us/op", 1e6 / CHAIN_OPS),
     "mlp": Workload("MLP 256-256-256-10, batch 64, SGD step", "ms", 1e3),
     "gpt": Workload("GPT 4 layers, 4 heads, width 128, T 128, batch 8, AdamW step", "ms", 1e3),
+    "gpt_small": Workload("the same GPT step, T 32, batch 1", "ms", 1e3),
     "resnet": Workload("ResNet-18 layout, base width 32, 32x32, batch 32, SGD+momentum step", "ms", 1e3),
     "decode": Workload("GPT decode, 64 tokens, preallocated KV cache", "ms", 1e3),
     "decode_cat": Workload("GPT decode, 64 tokens, KV cache grown by cat", "ms", 1e3),
@@ -89,7 +90,7 @@ def resnet_blocks() -> list[tuple[str, int, int, int]]:
 
 
 def shapes(model: str) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every parameter of "mlp", "gpt" or "resnet", by its name in the PyTorch module."""
+    """Return the shape of every parameter of a model, by its name in the PyTorch module."""
     out: dict[str, tuple[int, ...]] = {}
 
     def weight(name: str, *shape: int, bias: bool = True) -> None:
@@ -101,7 +102,7 @@ def shapes(model: str) -> dict[str, tuple[int, ...]]:
         weight("l1", MLP.width, MLP.width)
         weight("l2", MLP.width, MLP.width)
         weight("l3", MLP.classes, MLP.width)
-    elif model == "gpt":
+    elif model in ("gpt", "gpt_small"):
         w = GPT.width
         weight("token", GPT.vocab, w, bias=False)
         weight("position", GPT.seq, w, bias=False)
@@ -154,6 +155,9 @@ def data(workload: str) -> tuple[np.ndarray, ...]:
     if workload == "gpt":
         text = rng.integers(0, GPT.vocab, (GPT.batch, GPT.seq + 1))
         return text[:, :-1].copy(), text[:, 1:].copy()
+    if workload == "gpt_small":
+        tokens, targets = data("gpt")
+        return tokens[:1, :32].copy(), targets[:1, :32].copy()
     if workload == "resnet":
         images = rng.standard_normal((RESNET.batch, 3, RESNET.size, RESNET.size)).astype(np.float32)
         return images, rng.integers(0, RESNET.classes, RESNET.batch)
