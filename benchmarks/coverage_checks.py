@@ -6,6 +6,7 @@ the CPU, which is the specification: values, dtypes, shapes, and in some modes t
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -26,6 +27,8 @@ WIDER = {"bfloat16": "float32", "float16": "float32", "float32": "float64", "com
 UNINITIALISED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided", "resize_"}
 # Decompositions whose vectors are unique up to a sign (or a phase): absolute values are compared.
 UP_TO_A_PHASE = ("svd", "eig", "qr", "lowrank", "lobpcg", "householder")
+# Eigenvalues of general matrices come in any order.
+UNORDERED = {"linalg.eig", "linalg.eigvals"}
 # In evaluation the CPU returns empty statistics, PyTorch's other devices the running ones: the first result counts.
 FIRST_RESULT_ONLY = {"native_batch_norm", "_native_batch_norm_legit"}
 MAX_SAMPLES = 100
@@ -218,10 +221,22 @@ def optimizer_samples(info: Any, dtype: Any) -> Iterable[Sample]:
 # ---- experiments -------------------------------------------------------------------------------------------------
 
 
+def comparable(name: str, result: Any) -> Any:
+    """What of an op's result is the same everywhere."""
+    import torch
+
+    if name in FIRST_RESULT_ONLY:
+        return result[0]
+    if name in UNORDERED:
+        values, *vectors = result if isinstance(result, tuple) else (result,)
+        order = (values.real + 0.1 * values.imag).argsort(-1)
+        return [torch.take_along_dim(x, order if x is values else order.unsqueeze(-2), -1) for x in (values, *vectors)]
+    return result
+
+
 def forward(op: Any, s: Sample) -> Any:
     """Call it."""
-    result = op(s.input, *s.args, **s.kwargs)
-    return result[0] if op.name in FIRST_RESULT_ONLY else result
+    return comparable(op.name, op(s.input, *s.args, **s.kwargs))
 
 
 def out(op: Any, s: Sample) -> Any:
@@ -317,7 +332,8 @@ def gradients(op: Any, s: Sample) -> Any:
     import torch
 
     inputs = [x for x in s.tensors() if x.requires_grad]
-    results = _differentiable(s.finish(op.gradcheck_wrapper(op, s.input, *s.args, **s.kwargs)))
+    results = s.finish(comparable(op.name, op.gradcheck_wrapper(op, s.input, *s.args, **s.kwargs)))
+    results = _differentiable(results)
     return torch.autograd.grad(results, inputs, [_weights(x) for x in results], allow_unused=True)
 
 
@@ -333,7 +349,8 @@ def tangents(op: Any, s: Sample) -> Any:
 
     with fwad.dual_level():
         moved = s.map(dual)
-        results = s.finish(op.gradcheck_wrapper(op, moved.input, *moved.args, **moved.kwargs))
+        results = op.gradcheck_wrapper(op, moved.input, *moved.args, **moved.kwargs)
+        results = s.finish(comparable(op.name, results))
         leaves = [x for x in tree_flatten(results)[0] if isinstance(x, torch.Tensor)]
         return [fwad.unpack_dual(x).tangent for x in leaves]
 
@@ -360,19 +377,19 @@ def compiled(op: Any, s: Sample) -> Any:
 
 
 def checked_gradients(op: Any, s: Sample) -> Any:
-    """Against differences of its own results, by gradcheck."""
+    """Against differences of its own results, by gradcheck; in strict mode, which repeats an op to the last bit."""
     import torch
 
     inputs = [x for x in s.tensors() if x.requires_grad]
-    if not inputs or inputs[0].device.type == "cpu":
-        return True
 
     def call(*given: Any) -> Any:
         replaced = {id(x): y for x, y in zip(inputs, given)}
         moved = s.map(lambda x: replaced.get(id(x), x))
         return tuple(_differentiable(s.finish(op.gradcheck_wrapper(op, moved.input, *moved.args, **moved.kwargs))))
 
-    return torch.autograd.gradcheck(call, inputs, nondet_tol=op.gradcheck_nondet_tol, fast_mode=True)
+    on_cpu = all(x.device.type == "cpu" for x in inputs)
+    with contextlib.nullcontext() if on_cpu else torch.tpu.set_eager_mode("strict"):
+        return torch.autograd.gradcheck(call, inputs, nondet_tol=op.gradcheck_nondet_tol, fast_mode=True)
 
 
 def module(info: Any, s: Sample) -> Any:

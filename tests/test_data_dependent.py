@@ -49,6 +49,26 @@ def test_shapes_that_depend_on_values(fn: Fn) -> None:
     same(fn, numbers(6, 4))
 
 
+EDGES = torch.tensor([-1.0, 0.0, 0.3, 2.0])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, e: torch.histogram(x, 7),
+        lambda x, e: torch.histogram(x[:0], 3),
+        lambda x, e: torch.histogram(x[:1, :1], 2),
+        lambda x, e: torch.histogram(x, 4, range=(-1.0, 1.0), weight=x.abs(), density=True),
+        lambda x, e: torch.histogram(x, e),
+        lambda x, e: torch.histogram(e, e),
+        lambda x, e: (lambda r: (r.hist, *r.bin_edges))(torch.histogramdd(x[:, :3], [2, 3, 4], density=True)),
+        lambda x, e: torch.histogramdd(x[:, :2], [e, e], weight=x[:, 4].abs()).hist,
+    ],
+)
+def test_histograms(fn: Fn) -> None:
+    same(fn, X, EDGES)
+
+
 def gradient(fn: Fn, x: torch.Tensor, *args: Any) -> torch.Tensor:
     leaf = x.clone().requires_grad_()
     fn(leaf, *args).square().sum().backward()

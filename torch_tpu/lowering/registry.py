@@ -209,6 +209,7 @@ _PRODUCTS = {
     "matmul",
     "recurrent",
     "resize",
+    "schur",
     "transformer",
 }
 _FACTORY = {"dtype", "layout", "device", "pin_memory"}
