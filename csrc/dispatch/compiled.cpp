@@ -49,21 +49,6 @@ void push_scalar(Words& words, ScalarKind kind, const c10::Scalar& scalar) {
   }
 }
 
-// The value under the dims of a padded program; the copy is made when the program is launched, if there must be one.
-ValuePtr padded(ValuePtr value, c10::IntArrayRef dims) {
-  if (value->dims == dims) return value;
-  if (value->source && value->source->dims == dims) return value->source;
-  auto result = c10::make_intrusive<Value>(value->dtype, dims, value->device);
-  result->source = value->source ? value->source : std::move(value);
-  result->state.store(Value::State::kQueued, std::memory_order_release);
-  return result;
-}
-
-// The value of a padded program's result under the sizes it has from outside.
-ValuePtr unpadded(const ValuePtr& value, c10::IntArrayRef sizes) {
-  return value->dims == sizes ? value : padded(value, sizes);
-}
-
 c10::Scalar scalar_of(PyObject* object) {
   if (PyBool_Check(object)) return c10::Scalar(object == Py_True);
   if (PyLong_Check(object)) return c10::Scalar(static_cast<int64_t>(PyLong_AsLongLong(object)));
@@ -122,7 +107,7 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
       ValuePtr value = recorder.read(tensor.unsafeGetTensorImpl());
       if (!parameter.padded.empty()) {
         read.emplace_back(value);
-        value = padded(std::move(value), parameter.padded);
+        value = under_dims(std::move(value), parameter.padded);
       }
       inputs.emplace_back(std::move(value));
     } else if (parameter.use == ParameterUse::kScalar) {
@@ -156,7 +141,7 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
   }
   const std::vector<OutputMeta>& metas = extents == nullptr ? results_ : extents->logical;
   std::vector<ValuePtr> values;
-  for (size_t i = 0; i < metas.size(); ++i) values.push_back(unpadded(launch->outputs[i], metas[i].sizes));
+  for (size_t i = 0; i < metas.size(); ++i) values.push_back(under_dims(launch->outputs[i], metas[i].sizes));
   for (const WriteBack& write : writes_) {
     recorder.write(kept[write.argument].unsafeGetTensorImpl(), values[write.result]);
   }

@@ -98,6 +98,41 @@ std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& descri
   }
 }
 
+std::unique_ptr<const Padding> pad(uint64_t family, const ProgramDescription& description,
+                                   const std::vector<int32_t>& scalars, const ProgramDescription& first, double growth,
+                                   int64_t minimum) {
+  py::gil_scoped_acquire gil;
+  try {
+    const py::object found =
+        py::module_::import("torch_tpu.dynamo.recorded")
+            .attr("pad")(family, description_object(description), scalars, description_object(first), growth, minimum);
+    if (found.is_none()) return nullptr;
+    const auto dims = [&](const char* name) {
+      std::vector<Dims> all;
+      for (const auto& sizes : found.attr(name).cast<std::vector<std::vector<int64_t>>>()) {
+        all.emplace_back(sizes.begin(), sizes.end());
+      }
+      return all;
+    };
+    auto padding = std::make_unique<Padding>();
+    padding->executable = found.attr("executable").cast<std::shared_ptr<pjrt::Executable>>();
+    padding->fresh = found.attr("fresh").cast<bool>();
+    padding->inputs = dims("inputs");
+    padding->outputs = dims("outputs");
+    padding->words = found.attr("words").cast<std::vector<uint32_t>>();
+    padding->sizes = found.attr("sizes").cast<std::vector<int32_t>>();
+    padding->fixed = found.attr("fixed").cast<std::vector<std::pair<uint32_t, int32_t>>>();
+    return padding;
+  } catch (py::error_already_set& error) {
+    // The program is compiled for its own sizes, and an interrupt is raised where the host waits for it.
+    if (error.matches(PyExc_KeyboardInterrupt))
+      PyErr_SetInterrupt();
+    else
+      error.discard_as_unraisable("padding a program of fused mode");
+    return nullptr;
+  }
+}
+
 std::string why_not_lowered(const ProgramDescription& description) {
   py::gil_scoped_acquire gil;
   try {
@@ -123,6 +158,9 @@ void bind_trace(py::module_& m) {
   m.def("_set_fused_max_nodes", [](size_t nodes) { Recorder::get().max_nodes = nodes; });
   m.def("_set_fused_max_bytes", [](size_t bytes) { Recorder::get().max_bytes = bytes; });
   m.def("_set_max_programs", [](size_t programs) { Recorder::get().programs().capacity = programs; });
+  m.def("_set_dynamic_shapes", [](bool on) { Recorder::get().dynamic_shapes = on; });
+  m.def("_set_bucket_growth", [](double growth) { Recorder::get().programs().bucket_growth = growth; });
+  m.def("_set_bucket_minimum", [](int64_t size) { Recorder::get().programs().bucket_minimum = size; });
   m.def("_launch_log", [] {
     auto lock = Recorder::get().lock();
     py::list records;

@@ -45,6 +45,17 @@ struct ProgramSummary {
   std::atomic<double> compile_seconds{0};  // loading from the cache included; set when ready
 };
 
+// How a program runs in the executable of a bucket of sizes.
+struct Padding {
+  std::shared_ptr<pjrt::Executable> executable;
+  bool fresh = false;        // it was compiled for this program
+  std::vector<Dims> inputs;  // the dims of each input where they are not the program's; else empty
+  std::vector<Dims> outputs;
+  std::vector<uint32_t> words;                      // which of the trace's scalar words it takes, in order
+  std::vector<int32_t> sizes;                       // the words after them
+  std::vector<std::pair<uint32_t, int32_t>> fixed;  // scalar words of the trace that it was made for
+};
+
 class Program {
  public:
   enum class State : uint8_t { kCompiling, kReady, kFailed };
@@ -62,6 +73,7 @@ class Program {
   const std::shared_ptr<ProgramSummary> summary = std::make_shared<ProgramSummary>();
   uint64_t used = 0;  // when it was last launched, by the clock of the program table
   std::shared_ptr<pjrt::Executable> executable;
+  std::unique_ptr<const Padding> padding;  // nullptr: compiled for its own sizes
   std::shared_ptr<Failure> failure;
 
  private:
@@ -69,6 +81,12 @@ class Program {
   std::mutex mutex_;
   std::condition_variable changed_;
 };
+
+// How a program can share the executable of a bucket with others of its family, of which `first` is one; nullptr if it
+// is to be compiled for its own sizes.
+std::unique_ptr<const Padding> pad(uint64_t family, const ProgramDescription& description,
+                                   const std::vector<int32_t>& scalars, const ProgramDescription& first, double growth,
+                                   int64_t minimum);
 
 // The first places where the program's ops were recorded, for error messages: "aten::mul (train.py:12), ...".
 std::string describe(const ProgramDescription& description);

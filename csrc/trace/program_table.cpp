@@ -1,6 +1,7 @@
 #include "program_table.h"
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
 
 #include "metrics.h"
@@ -26,6 +27,24 @@ ProgramDescription describe(const Trace& trace, const Outputs& outputs, c10::Dev
   description.donations = outputs.donations;
   description.scalar_words = static_cast<uint32_t>(trace.scalars.size());
   return description;
+}
+
+// Equal for programs that differ in nothing but integers.
+uint64_t family_of(const ProgramDescription& description) {
+  std::vector<uint64_t> words{static_cast<uint64_t>(description.device), description.inputs.size()};
+  for (const NodeDescription& node : description.nodes) {
+    words.push_back(node.signature->family);
+    for (const Ref& ref : node.inputs) words.push_back(ref.word());
+  }
+  for (const Ref& ref : description.outputs) words.push_back(ref.word());
+  for (const auto& [input, output] : description.donations) words.push_back(Ref{input, output}.word());
+  return hash_words(words.data(), words.size());
+}
+
+bool may_run(const Program& program, const std::vector<int32_t>& scalars) {
+  if (program.padding == nullptr) return true;
+  const auto& fixed = program.padding->fixed;
+  return std::all_of(fixed.begin(), fixed.end(), [&](const auto& word) { return scalars[word.first] == word.second; });
 }
 
 size_t bytes_of(const std::vector<ValuePtr>& values) {
@@ -71,22 +90,33 @@ std::string node_difference(const Signature& now, const Signature& before) {
 }  // namespace
 
 std::shared_ptr<Program> ProgramTable::find_or_compile(const Trace& trace, Outputs& outputs, c10::DeviceIndex device,
-                                                       const char* reason) {
+                                                       const char* reason, bool may_pad) {
   static Counter& programs = counter("programs");
+  static Counter& padded = counter("padded_programs");
   std::vector<uint64_t> key = trace.key;
   key.push_back(~static_cast<uint64_t>(device));
   const uint64_t hash = hash_words(key.data(), key.size());
   std::shared_ptr<Program> program = find(programs_[hash], key, trace, outputs);
-  const bool known = program != nullptr;
+  bool known = program != nullptr;
   if (!known) {
-    count(programs);
     make_room();
     ProgramDescription description = describe(trace, outputs, device);
     std::string why = difference(description);
     program = std::make_shared<Program>(std::move(key), std::move(description), user_site(), std::move(why));
     programs_[hash].push_back(program);
     in_order_.push_back(program.get());
-    compile_async(program);
+    const auto start = std::chrono::steady_clock::now();
+    program->padding = may_pad ? padding_for(program, trace.scalars) : nullptr;
+    if (program->padding == nullptr) {
+      compile_async(program);
+    } else {
+      const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+      program->summary->compile_seconds = seconds.count();
+      known = !program->padding->fresh;
+      count(padded);
+      program->finish(program->padding->executable);
+    }
+    if (!known) count(programs);
   }
   program->used = ++clock_;
   size_t donated = 0;
@@ -94,6 +124,18 @@ std::shared_ptr<Program> ProgramTable::find_or_compile(const Trace& trace, Outpu
   if (log_.size() == kLogSize) log_.pop_front();
   log_.push_back({reason, program->summary, program, known, donated});
   return program;
+}
+
+std::unique_ptr<const Padding> ProgramTable::padding_for(const std::shared_ptr<Program>& program,
+                                                         const std::vector<int32_t>& scalars) {
+  const uint64_t family = family_of(program->description);
+  std::weak_ptr<const Program>& entry = families_[family];
+  const std::shared_ptr<const Program> first = entry.lock();
+  if (first == nullptr) {
+    entry = program;
+    return nullptr;
+  }
+  return pad(family, program->description, scalars, first->description, bucket_growth, bucket_minimum);
 }
 
 void ProgramTable::make_room() {
@@ -114,6 +156,9 @@ void ProgramTable::make_room() {
         bucket.end());
     entry = bucket.empty() ? programs_.erase(entry) : std::next(entry);
   }
+  for (auto entry = families_.begin(); entry != families_.end();) {
+    entry = entry->second.expired() ? families_.erase(entry) : std::next(entry);
+  }
 }
 
 std::shared_ptr<Program> ProgramTable::find(const Bucket& bucket, const std::vector<uint64_t>& key, const Trace& trace,
@@ -122,7 +167,7 @@ std::shared_ptr<Program> ProgramTable::find(const Bucket& bucket, const std::vec
   const auto less = [](const Ref& a, const Ref& b) { return a.word() < b.word(); };
   std::shared_ptr<Program> superset;
   for (const auto& program : bucket) {
-    if (program->key != key) continue;
+    if (program->key != key || !may_run(*program, trace.scalars)) continue;
     const ProgramDescription& known = program->description;
     const bool may_donate = std::all_of(known.donations.begin(), known.donations.end(), [&](const auto& donation) {
       return std::any_of(outputs.donations.begin(), outputs.donations.end(),

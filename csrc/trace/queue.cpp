@@ -399,6 +399,15 @@ void wait(const Value& unpacked) {
   throw_unseen_failure();  // the value may be what a program that failed was to overwrite, or follow from it
 }
 
+ValuePtr under_dims(ValuePtr value, c10::IntArrayRef dims) {
+  if (value->dims == dims) return value;
+  if (value->source && value->source->dims == dims) return value->source;
+  auto result = c10::make_intrusive<Value>(value->dtype, dims, value->device);
+  result->source = value->source ? value->source : std::move(value);
+  result->state.store(Value::State::kQueued, std::memory_order_release);
+  return result;
+}
+
 void read_to_host(const Value& value, void* host) {
   if (value.nbytes() == 0) return;
   if (!value.source) return value.buffer.to_host(host, value.nbytes()).await();

@@ -446,6 +446,30 @@ void Recorder::hand_over(c10::DeviceIndex device, size_t count, FlushReason reas
   launch(std::move(piece), device, reason);
 }
 
+namespace {
+
+// The launch as the executable of a bucket takes it. Results that are padded stand behind those that were recorded.
+void pad(Launch& work, const Padding& padding) {
+  for (size_t i = 0; i < work.inputs.size(); ++i) {
+    if (!padding.inputs[i].empty()) work.inputs[i] = under_dims(std::move(work.inputs[i]), padding.inputs[i]);
+  }
+  for (size_t i = 0; i < work.outputs.size(); ++i) {
+    const Dims& dims = padding.outputs[i];
+    if (dims.empty() || dims == work.outputs[i]->dims) continue;
+    auto whole = c10::make_intrusive<Value>(work.outputs[i]->dtype, dims, work.outputs[i]->device);
+    whole->state.store(Value::State::kQueued, std::memory_order_release);
+    work.outputs[i]->source = whole;
+    work.outputs[i] = std::move(whole);
+    work.replaced[i] = -1;
+  }
+  std::vector<int32_t> words;
+  for (uint32_t word : padding.words) words.push_back(work.scalars[word]);
+  words.insert(words.end(), padding.sizes.begin(), padding.sizes.end());
+  work.scalars = std::move(words);
+}
+
+}  // namespace
+
 std::shared_ptr<Program> Recorder::launch(Trace piece, c10::DeviceIndex device, FlushReason reason) {
   Outputs outputs = live_outputs(piece);
   if (outputs.refs.empty()) return nullptr;
@@ -456,12 +480,14 @@ std::shared_ptr<Program> Recorder::launch(Trace piece, c10::DeviceIndex device, 
   }
   count(*flushes_[static_cast<size_t>(reason)]);
   auto work = std::make_unique<Launch>();
-  work->program = programs_.find_or_compile(piece, outputs, device, flush_reason_name(reason));
+  work->program = programs_.find_or_compile(piece, outputs, device, flush_reason_name(reason),
+                                            mode() == EagerMode::kFused && dynamic_shapes);
   work->inputs.assign(std::make_move_iterator(piece.inputs.begin()), std::make_move_iterator(piece.inputs.end()));
   work->scalars = std::move(piece.scalars);
   for (const ValuePtr& value : outputs.values) value->state.store(Value::State::kQueued, std::memory_order_release);
   work->outputs.assign(std::make_move_iterator(outputs.values.begin()), std::make_move_iterator(outputs.values.end()));
   work->replaced = std::move(outputs.replaced);
+  if (work->program->padding) pad(*work, *work->program->padding);
   std::shared_ptr<Program> program = work->program;
   enqueue_launch(std::move(work));
   return program;

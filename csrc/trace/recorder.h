@@ -83,6 +83,8 @@ class Recorder {
   // Caps of a fused program: beyond them compiling gets slower faster than running gets faster.
   std::atomic<size_t> max_nodes{8192};
   std::atomic<size_t> max_bytes{size_t{16} << 30};
+  // Whether fused programs that differ only in sizes share one of a bucket of sizes.
+  std::atomic<bool> dynamic_shapes{true};
 
  private:
   // What is recorded for one device.

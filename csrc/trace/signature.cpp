@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstring>
+#include <sstream>
 
 namespace torch_tpu {
 
@@ -36,6 +37,53 @@ uint64_t hash_words(const uint64_t* words, size_t n) {
   return h;
 }
 
+namespace {
+
+using FamilyWords = std::vector<uint64_t>;
+
+void append_text(FamilyWords& words, const std::string& text) { words.push_back(std::hash<std::string>()(text)); }
+
+// Of the integers in a static argument it counts how many there are.
+void append_family(FamilyWords& words, const c10::IValue& value) {
+  words.push_back(std::hash<std::string>()(value.tagKind()));
+  if (value.isInt()) return;
+  if (value.isIntList()) {
+    words.push_back(value.toIntVector().size());
+    return;
+  }
+  std::ostringstream text;
+  text << value;
+  append_text(words, text.str());
+}
+
+void append_family(FamilyWords& words, const Argument& argument) {
+  for (uint64_t word : {static_cast<uint64_t>(argument.kind), static_cast<uint64_t>(argument.scalar),
+                        static_cast<uint64_t>(argument.weak), static_cast<uint64_t>(argument.dtype),
+                        static_cast<uint64_t>(argument.items.size())}) {
+    words.push_back(word);
+  }
+  for (const Argument& item : argument.items) append_family(words, item);
+  if (argument.kind == Argument::Kind::kStatic) append_family(words, argument.value);
+}
+
+uint64_t family_of(const Signature& s) {
+  FamilyWords words{static_cast<uint64_t>(s.default_dtype), static_cast<uint64_t>(s.matmul_precision)};
+  append_text(words, s.op);
+  append_text(words, s.overload);
+  for (const Argument& argument : s.arguments) append_family(words, argument);
+  for (const InputMeta& input : s.inputs) {
+    words.push_back(static_cast<uint64_t>(input.dtype));
+    words.push_back(input.sizes.size());
+  }
+  for (const OutputMeta& output : s.outputs) {
+    words.push_back(static_cast<uint64_t>(output.dtype));
+    words.push_back(output.sizes.size());
+  }
+  return hash_words(words.data(), words.size());
+}
+
+}  // namespace
+
 const Signature* SignatureTable::find(const KeyWords& key, uint64_t hash) const {
   if (slots_.empty()) return nullptr;
   const size_t mask = slots_.size() - 1;
@@ -52,6 +100,7 @@ const Signature* SignatureTable::find(const KeyWords& key, uint64_t hash) const 
 const Signature& SignatureTable::insert(std::unique_ptr<Signature> signature) {
   if ((signatures_.size() + 1) * 2 > slots_.size()) grow();
   signature->id = static_cast<uint32_t>(signatures_.size());
+  signature->family = family_of(*signature);
   signatures_.push_back(std::move(signature));
   const Signature& s = *signatures_.back();
   const size_t mask = slots_.size() - 1;

@@ -43,6 +43,7 @@ using KeyWords = c10::SmallVector<uint64_t, 48>;
 struct Signature {
   uint32_t id = 0;
   uint64_t hash = 0;
+  uint64_t family = 0;   // equal for signatures that differ in nothing but integers
   std::string op;        // of the functional op: "aten::add"
   std::string overload;  // "Tensor"
   std::vector<uint64_t> key;

@@ -63,33 +63,34 @@ class Signature:
 
 def build(description: dict[str, Any]) -> _C.Executable:
     """The executable of a recorded program, from the cache or compiled."""
-    signatures = _signatures(description)
+    found = signatures(description)
     client = _C.default_client()
     chosen = platform.select().platform
     options = for_device(chosen, client.devices[description["device"]].info.id)
 
     def build_module() -> tuple[str, Callable[[], _C.Executable]]:
-        module = lower(description, signatures, stablehlo_version(client), chosen)
+        module = lower(description, found, stablehlo_version(client), chosen)
         return cache.module_key(module, options, client), lambda: client.compile(module, "mlir", options)
 
-    return cache.get_or_build(cache.trace_key(_trace(description, signatures), options, client), build_module)
+    return cache.get_or_build(cache.trace_key(_trace(description, found), options, client), build_module)
 
 
 def artifact(description: dict[str, Any], platform_name: str) -> bytes:
     """The recorded program as this process's plugin would read it, lowered for a platform."""
-    return lower(description, _signatures(description), stablehlo_version(_C.default_client()), platform_name)
+    return lower(description, signatures(description), stablehlo_version(_C.default_client()), platform_name)
 
 
 def why_not_lowered(description: dict[str, Any]) -> str:
     """What keeps a recorded program from being lowered; empty if nothing does."""
     try:
-        lower(description, _signatures(description), stablehlo_version(_C.default_client()), platform.select().platform)
+        lower(description, signatures(description), stablehlo_version(_C.default_client()), platform.select().platform)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
 
 
-def _signatures(description: dict[str, Any]) -> dict[int, Signature]:
+def signatures(description: dict[str, Any]) -> dict[int, Signature]:
+    """The ops of a recorded program by their ids."""
     return {id_: Signature(*fields[1:]) for id_, fields in description["signatures"].items()}
 
 
@@ -99,15 +100,15 @@ def stablehlo_version(client: _C.Client) -> str:
     return ".".join(map(str, version))
 
 
-def _trace(description: dict[str, Any], signatures: dict[int, Signature]) -> bytes:
+def _trace(description: dict[str, Any], found: dict[int, Signature]) -> bytes:
     """All that decides the module, in the same words in every process."""
     order = {id_: i for i, id_ in enumerate(dict.fromkeys(id_ for id_, _, _ in description["nodes"]))}
     nodes = [(order[id_], refs, word) for id_, refs, word in description["nodes"]]
-    parts = (description["inputs"], [signatures[id_].key() for id_ in order], nodes, description["outputs"])
+    parts = (description["inputs"], [found[id_].key() for id_ in order], nodes, description["outputs"])
     return repr((parts, description["donations"], description["scalar_words"])).encode()
 
 
-def lower(description: dict[str, Any], signatures: dict[int, Signature], version: str, platform_name: str) -> bytes:
+def lower(description: dict[str, Any], found: dict[int, Signature], version: str, platform_name: str) -> bytes:
     """The program as a portable artifact of a StableHLO version, for a platform."""
     from torch_tpu.lowering import mlir
     from torch_tpu.lowering.builder import Builder, TensorSpec
@@ -120,7 +121,7 @@ def lower(description: dict[str, Any], signatures: dict[int, Signature], version
         results: list[list[Value | None]] = [list(inputs)]
         words = inputs[-1] if description["scalar_words"] else None
         for id_, refs, first_word in description["nodes"]:
-            signature = signatures[id_]
+            signature = found[id_]
             operands = [results[node][index] for node, index in refs]
             results.append(_lower_node(b, signature, operands, Scalars(b, words, first_word)))
         b.finish([_defined(results[node][index]) for node, index in description["outputs"]])
@@ -189,7 +190,7 @@ def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], 
     if signature.op.startswith("torch_tpu::"):
         return [view.RULES[signature.op](b, specs[0], *arguments)]
     b.default_dtype = signature.default_dtype
-    op = _overload(signature.op, signature.overload)
+    op = overload(signature.op, signature.overload)
     rule = registry.rule_for(op)
     asked = signature.matmul_precision if rule is None or registry.makes_products(rule) else None
     b.matmul_precision = asked and flags.matmul_precision(asked)
@@ -208,7 +209,8 @@ def _lower_node(b: Builder, signature: Signature, operands: list[Value | None], 
     return results
 
 
-def _overload(name: str, overload: str) -> torch._ops.OpOverload:
+def overload(name: str, overload: str) -> torch._ops.OpOverload:
+    """The op of a name such as "aten::add" and an overload such as "Tensor"."""
     namespace, _, base = name.partition("::")
     found: torch._ops.OpOverload = getattr(getattr(getattr(torch.ops, namespace), base), overload or "default")
     return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,7 +51,7 @@ class DynamicProgram:
         self.symbols, self._sources = _sources(self.graph)
         found = (s for t in self._fakes() for s in t.shape if is_symbolic(s))
         self._sizes = list({expression(size): size for size in found}.values())
-        self._growth = _growth(self.graph, self.symbols)
+        self._growth = growth(self.graph, self.symbols)
         self.reason = _why_exact(self.graph, options)
         if self.reason:
             self._give_up(self.reason)
@@ -84,9 +84,9 @@ class DynamicProgram:
             self._give_up("a size that does not grow with its padding")
             return self._specialise(values)
         plan = self._plan(padded_sizes, self.symbols)
-        leaving = [self._leaving(r.node, p.shape, true) for r, p in zip(outside.results, plan.results)]
-        plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, leaving)]
-        key = (tuple(buckets), tuple(leaving))
+        left = [leaving(r.node, p.shape, true, self._bucket) for r, p in zip(outside.results, plan.results)]
+        plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, left)]
+        key = (tuple(buckets), tuple(left))
         program = self._programs.get(key)
         if program is None:
             try:
@@ -103,13 +103,6 @@ class DynamicProgram:
 
     def _bucket(self, size: int) -> int:
         return bucket(size, self.options.bucket_growth, self.options.bucket_minimum)
-
-    def _leaving(self, node: torch.fx.Node, dims: Sequence[int], true: Sizes) -> tuple[int, ...] | None:
-        """The dims of a result: those it has in the program, but buckets where a cache grows by some elements."""
-        shape = fake(node).shape
-        if not any(is_symbolic(s) for s in shape):
-            return None
-        return tuple(self._bucket(true(s)) if shifted_symbol(s) else d for s, d in zip(shape, dims))
 
     def _limits(self) -> list[int]:
         """The largest value of each symbol, by mark_dynamic(..., max=)."""
@@ -138,15 +131,25 @@ def _sources(graph: GraphModule) -> tuple[list[Any], list[tuple[int, int]]]:
     return list(found), list(found.values())
 
 
-def _growth(graph: GraphModule, symbols: Sequence[Any]) -> list[int]:
+def growth(graph: GraphModule, symbols: Sequence[Any]) -> list[int]:
     """By how much results are longer than each symbol: a cache that grows has a bucket for what it grows to."""
     (output,) = graph.graph.find_nodes(op="output")
-    growth = dict.fromkeys(symbols, 0)
+    longer = dict.fromkeys(symbols, 0)
     for size in (s for node in output.all_input_nodes for t in tensors(fake(node)) for s in t.shape):
         if shifted_symbol(size):
             (symbol,) = expression(size).free_symbols
-            growth[symbol] = max(growth[symbol], int(expression(size) - symbol))
-    return list(growth.values())
+            longer[symbol] = max(longer[symbol], int(expression(size) - symbol))
+    return list(longer.values())
+
+
+def leaving(
+    node: torch.fx.Node, dims: Sequence[int], true: Sizes, bucket_of: Callable[[int], int]
+) -> tuple[int, ...] | None:
+    """The dims of a result: those it has in the program, but buckets where a cache grows by some elements."""
+    shape = fake(node).shape
+    if not any(is_symbolic(s) for s in shape):
+        return None
+    return tuple(bucket_of(true(s)) if shifted_symbol(s) else d for s, d in zip(shape, dims))
 
 
 def _decomposed(graph: GraphModule) -> GraphModule:

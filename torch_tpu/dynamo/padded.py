@@ -83,10 +83,13 @@ def why_not(node: Node) -> str:
     normalized: Any = node.args[_NORMALIZED[op.overloadpacket]] if op.overloadpacket in _NORMALIZED else ()
     if any(isinstance(size, Node) for size in normalized):
         return f"{op} over a size that differs"
+    return "" if is_known(op) else f"{op} is not known to leave padding out"
+
+
+def is_known(op: OpOverload) -> bool:
+    """Whether the op has a padded form."""
     packets = FREE | FREE_DENSE | ZEROED | MARKED | _RESHAPES | _PRODUCTS
-    if op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags:
-        return ""
-    return f"{op} is not known to leave padding out"
+    return op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags
 
 
 def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
@@ -329,7 +332,8 @@ HANDLERS: dict[OpOverload, Handler] = {}
 # Their handlers know sizes that differ among the arguments, or do not use them.
 _TAKE_SIZES = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default,
-    aten.select.int, aten.slice.Tensor, aten.slice_backward.default, aten.select_backward.default, aten.expand.default,
+    aten.select.int, aten.slice.Tensor, aten.slice_scatter.default,
+    aten.slice_backward.default, aten.select_backward.default, aten.expand.default,
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.constant_pad_nd.default,
 }  # fmt: skip
 
@@ -677,13 +681,8 @@ def _only(value: Any) -> Value:
 def _from(g: Graph, x: Value, dim: int, start: Value, count: int) -> Value:
     """`count` elements of a dim from a start known at run time."""
     b = g.b
-    high = [0] * x.ndim
-    high[dim] = count  # a window that sticks out reads padding
-    starts = [b.full((), 0, torch.int32)] * x.ndim
-    starts[dim] = start
-    sizes = list(x.shape)
-    sizes[dim] = count
-    return b.dynamic_slice(b.pad(x, 0, [0] * x.ndim, high), starts, sizes)
+    room = b.pad(x, 0, [0] * x.ndim, _with([0] * x.ndim, dim, count))  # a window that sticks out reads padding
+    return b.dynamic_slice(room, _starts(g, x.ndim, dim, start), _with(x.shape, dim, count))
 
 
 @handler(aten.select.int)
@@ -709,7 +708,11 @@ def slice_(
     x, dim = dense(g, node.args[0]), dim % x.ndim
     shape = fake(node).shape
     if not (is_symbolic(fake(node.args[0]).shape[dim]) or is_symbolic(shape[dim])):  # type: ignore[arg-type]
-        return _only(g.lower(node, (x, dim, start, end, step), {}, specs))
+        if not is_extent(start):
+            return _only(g.lower(node, (x, dim, start, end, step), {}, specs))
+        reach = _with(x.shape, dim, (shape[dim] - 1) * step + 1)
+        whole = g.b.dynamic_slice(x, _starts(g, x.ndim, dim, _i32(g, start)), reach)
+        return g.b.slice_dim(whole, dim, 0, whole.shape[dim], step)
     count = max((g.sizes(shape[dim]) - 1) * step + 1, 0)
     if start is None or (not isinstance(start, Extent) and start >= 0):
         begin = int(start or 0)
@@ -721,6 +724,40 @@ def slice_(
         if not isinstance(start, Extent):
             at = _true_size(g, node.args[0], dim) + at
     return g.b.slice_dim(_from(g, x, dim, at, count), dim, 0, count, step)
+
+
+@handler(aten.slice_scatter.default)
+def slice_scatter(
+    g: Graph, node: Node, specs: Specs, x: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> Value:  # fmt: skip
+    """The padding of the part leaves what is there."""
+    from .lower import Extent
+
+    b, of = g.b, node.args[1]
+    x, src, dim = dense(g, node.args[0]), dense(g, of), dim % x.ndim
+    dynamic = is_extent(start) or any(is_symbolic(s) for n in node.args[:2] for s in fake(n).shape)  # type: ignore[arg-type]
+    if not dynamic:
+        return _only(g.lower(node, (x, src, dim, start, end, step), {}, specs))
+    if step != 1 or x.shape[:dim] + x.shape[dim + 1 :] != src.shape[:dim] + src.shape[dim + 1 :]:
+        raise NotImplementedError(f"{node.target} with a step, or of sizes padded in different ways")
+    at = _i32(g, 0 if start is None else start)
+    if not isinstance(start, Extent) and start is not None and start < 0:
+        at = _true_size(g, node.args[0], dim) + at
+    room = b.pad(x, 0, [0] * x.ndim, _with([0] * x.ndim, dim, src.shape[dim]))  # for a part that sticks out
+    starts = _starts(g, x.ndim, dim, at)
+    here = inside(g, (fake(of).shape[dim],), src, dim)  # type: ignore[arg-type]
+    if here is not None:
+        src = b.select(here, src.to(x.dtype), b.dynamic_slice(room, starts, src.shape))
+    return b.slice_dim(b.dynamic_update_slice(room, src.to(x.dtype), starts), dim, 0, x.shape[dim])
+
+
+def _with(items: Sequence[Any], at: int, item: Any) -> list[Any]:
+    return [item if i == at else old for i, old in enumerate(items)]
+
+
+def _starts(g: Graph, rank: int, dim: int, start: Value) -> list[Value]:
+    return _with([g.b.full((), 0, torch.int32)] * rank, dim, start)
 
 
 @handler(aten.slice_backward.default, aten.select_backward.default)
@@ -742,8 +779,7 @@ def part_backward(g: Graph, node: Node, specs: Specs, x: Value, size: Any, dim: 
         at = _i32(g, g.extent(fake(node).shape[dim])) + at
     shape = list(like.shape)
     shape[dim] += part.shape[dim]  # a part that sticks out is padding
-    starts = [b.full((), 0, torch.int32)] * len(shape)
-    starts[dim] = at
+    starts = _starts(g, len(shape), dim, at)
     whole = b.dynamic_update_slice(b.full(shape, 0, like.dtype), part.to(like.dtype), starts)
     return b.slice_dim(whole, dim, 0, like.shape[dim])
 

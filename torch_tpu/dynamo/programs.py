@@ -104,13 +104,13 @@ def finish(plan: Plan, kind: str, options: Options) -> _C.CompiledProgram:
     """The callable of a plan."""
     if kind == "backward" and options.recomputes():
         plan.waits = recompute.waits(plan.graph)
-    executable, chosen = _executable(plan, options)
+    made, chosen = executable(plan, options)
     fx = plan.graph.print_readable(print_output=False)
-    record = ProgramRecord(kind, fx, precision_of(options), plan, executable, chosen)
+    record = ProgramRecord(kind, fx, precision_of(options), plan, made, chosen)
     with _lock:
         _records.append(record)
     program = _C.CompiledProgram(
-        executable=executable,
+        executable=made,
         device=plan.device,
         name=f"torch.compile {kind}",
         parameters=[
@@ -125,7 +125,8 @@ def finish(plan: Plan, kind: str, options: Options) -> _C.CompiledProgram:
     return program
 
 
-def _executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str, OptionValue]]:
+def executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str, OptionValue]]:
+    """A plan's program, from the cache or compiled, and the compiler's options."""
     client = _C.default_client()
     precision = precision_of(options)
     encode = functools.partial(for_device, platform.select().platform, client.devices[plan.device].info.id)

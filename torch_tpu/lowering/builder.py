@@ -526,7 +526,14 @@ class Builder:
 
     def reduce_sum(self, x: Value, dims: Dims | None = None, keepdim: bool = False) -> Value:
         """Sum over dims (None: all), in x's own dtype."""
+        if x.dtype == torch.float32 and self._adds_one_by_one(x, dims):
+            return self._reduce1(x.to(torch.float64), 0, dims, keepdim, self.add).to(x.dtype)
         return self._reduce1(x, 0, dims, keepdim, self.or_ if x.is_bool else self.add)
+
+    def _adds_one_by_one(self, x: Value, dims: Dims | None) -> bool:
+        """XLA:CPU sums many small dims without partial sums; of a dim longer than 32 it makes a tree."""
+        sizes = [x.shape[d] for d in (range(x.ndim) if dims is None else dims)]
+        return self.platform == "cpu" and math.prod(sizes) > 1024 and max(sizes) <= 32
 
     def reduce_prod(self, x: Value, dims: Dims | None = None, keepdim: bool = False) -> Value:
         return self._reduce1(x, 1, dims, keepdim, self.and_ if x.is_bool else self.multiply)

@@ -55,7 +55,8 @@ class Explanation:
 
     flushes: list[Flush]
     compiled: list[str]
-    """What torch.compile could not do as well as usual: graphs compiled for each set of sizes, ops left to eager."""
+    """What could not be done as well as usual: programs and graphs compiled for each set of sizes, ops that
+    torch.compile left to eager."""
 
     @property
     def recompiles(self) -> list[Flush]:
@@ -87,9 +88,15 @@ def explain() -> Explanation:
 
 
 def _compiled() -> list[str]:
-    if "torch_tpu.dynamo.pieces" not in sys.modules:  # nothing was compiled, and to import Dynamo takes a second
-        return []
-    from torch_tpu.dynamo import pieces, programs
+    notes = []
+    # What is not imported yet has nothing to say, and to import Dynamo takes a second.
+    if "torch_tpu.dynamo.recorded" in sys.modules:
+        from torch_tpu.dynamo import recorded
 
-    exact = [f"torch.compile: exact sizes, {reason}" for reason in dict.fromkeys(programs.exact_reasons())]
-    return exact + [f"torch.compile: {op} runs eagerly, {reason}" for op, reason in pieces.eager_reasons().items()]
+        notes += [f"fused mode: exact sizes, {reason}" for reason in recorded.exact_reasons()]
+    if "torch_tpu.dynamo.pieces" in sys.modules:
+        from torch_tpu.dynamo import pieces, programs
+
+        notes += [f"torch.compile: exact sizes, {reason}" for reason in dict.fromkeys(programs.exact_reasons())]
+        notes += [f"torch.compile: {op} runs eagerly, {reason}" for op, reason in pieces.eager_reasons().items()]
+    return notes

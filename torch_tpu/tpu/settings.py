@@ -77,6 +77,13 @@ def _positive(value: object) -> int:
     return number
 
 
+def _growth(value: object) -> float:
+    number = float(str(value))
+    if not number > 1:
+        raise ValueError(f"{value!r} is not more than 1")
+    return number
+
+
 def _positive_size(value: object) -> int:
     return _positive(_C._parse_size(str(value)))
 
@@ -108,6 +115,25 @@ class Config:
         _flag,
         lambda value: _C._set_debug_check_memory(value),
         "In debug mode, count an op's temporary memory too, and raise where it passes the limit.",
+    )
+    dynamic_shapes = Option(
+        "auto",
+        _one_of("auto", "off"),
+        lambda value: _C._set_dynamic_shapes(value == "auto"),
+        "auto: fused programs that differ only in sizes share one for a bucket of sizes, from the second set of sizes "
+        "on. off: each set of sizes has a program of its own.",
+    )
+    bucket_growth = Option(
+        2.0,
+        _growth,
+        lambda value: _C._set_bucket_growth(value),
+        "How much larger each bucket of sizes is than the one before.",
+    )
+    bucket_minimum = Option(
+        8,
+        _positive,
+        lambda value: _C._set_bucket_minimum(value),
+        "The smallest bucket of sizes.",
     )
     fused_max_nodes = Option(
         8192,
