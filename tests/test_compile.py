@@ -299,6 +299,12 @@ def test_op_without_a_rule_runs_eagerly_and_is_counted() -> None:
 # ---- options
 
 
+def test_ops_without_a_meta_function_are_traced_with_real_tensors() -> None:
+    x = torch.randn(10, 2, generator=torch.Generator().manual_seed(0))
+    for f in (lambda x: torch.histogramdd(x, [2, 3]).hist, lambda x: torch.histogram(x, 3).hist):
+        torch.testing.assert_close(torch.compile(f)(x.to("tpu")).cpu(), f(x))
+
+
 def test_modes_and_options_are_checked() -> None:
     x = torch.ones(2, device="tpu")
     for mode in ("default", "reduce-overhead"):

@@ -55,6 +55,9 @@ struct Call {
 
   void add_tensor(const c10::IValue& value, bool out);
   void add_static(const c10::IValue& value);
+  // Whether the first tensor is a fake one, which FakeTensorMode makes real ones like.
+  bool is_fake() const { return !inputs.empty() && inputs[0]->unsafe_storage().device_type() == c10::kMeta; }
+
   void add_number(const c10::IValue& value) {
     numbers.push_back(&value);
     key.push_back(tag(kNumberTag, value.isDouble() ? 1 : value.isInt() ? 2 : value.isBool() ? 3 : 4));
@@ -613,7 +616,7 @@ void record_node(OpEntry& entry, Stack* stack) {
 
   Call call(entry);
   encode(call, arguments);
-  if (C10_UNLIKELY(call.wanted >= 0 && call.device >= 0 && call.wanted != call.device)) {
+  if (C10_UNLIKELY(call.wanted >= 0 && call.device >= 0 && (call.wanted != call.device || call.is_fake()))) {
     lock.unlock();  // Tensor.new_full, torch.zeros_like and such, for another device than the tensor's
     entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
     return;
