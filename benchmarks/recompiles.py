@@ -2,6 +2,7 @@
 
     python -m benchmarks.recompiles                # both, as a table of programs over steps
     python -m benchmarks.recompiles --training     # one of them
+    python -m benchmarks.recompiles --eager        # the same without torch.compile, in fused mode
 
 A compiler for fixed shapes compiles at each new size: the last column, which counts distinct sizes, is its curve.
 """
@@ -14,6 +15,7 @@ import functools
 import random
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,15 +28,13 @@ from .workloads import DECODE, GPT
 BAR = 40  # characters of the longest bar
 
 
-def compiles() -> int:
-    """Graphs compiled so far."""
-    return int(torch.tpu.metrics().get("compiled_programs", 0))
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]  # torch.compile, or nothing
 
 
-def decoding() -> Iterator[tuple[int, int, float]]:
+def decoding(wrap: Wrap) -> Iterator[tuple[int, int, float]]:
     """Step, length of the cache and seconds of each token of one decoding run."""
     gpt = torch_programs.load("gpt", "tpu").eval()
-    run = torch.compile(gpt.decode_cat, backend="tpu")
+    run = wrap(gpt.decode_cat)
     token, past = torch.zeros(1, DECODE.prompt, dtype=torch.int64, device="tpu"), None
     for step in range(DECODE.new):
         started = time.perf_counter()
@@ -44,13 +44,13 @@ def decoding() -> Iterator[tuple[int, int, float]]:
         yield step, DECODE.prompt + step, time.perf_counter() - started
 
 
-def training() -> Iterator[tuple[int, int, float]]:
+def training(wrap: Wrap) -> Iterator[tuple[int, int, float]]:
     """Step, length and seconds of 40 training steps over random lengths, the last one with a smaller batch."""
     torch_programs.GPT = workloads.GPT = dataclasses.replace(GPT, seq=512)
     model = torch_programs.load("gpt", "tpu")
     optimizer = torch_programs.optimizer("gpt", model)
 
-    @functools.partial(torch.compile, backend="tpu")
+    @wrap
     def loss_of(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
 
@@ -67,11 +67,15 @@ def training() -> Iterator[tuple[int, int, float]]:
         yield step, length, time.perf_counter() - started
 
 
-def chart(title: str, steps: Callable[[], Iterator[tuple[int, int, float]]], graphs: int) -> None:
+def chart(title: str, steps: Iterator[tuple[int, int, float]], counter: str, graphs: int) -> None:
     """Print programs over steps; `graphs` is how many a fixed-shape compiler compiles at a new size."""
+
+    def compiles() -> int:
+        return int(torch.tpu.metrics().get(counter, 0))
+
     table = Table("step", "length", "seconds", "programs", "", "at each size", title=title)
     before, last, sizes, total = compiles(), -1, set[int](), 0.0
-    for step, length, seconds in steps():
+    for step, length, seconds in steps:
         sizes.add(length)
         total += seconds
         made = compiles() - before
@@ -88,11 +92,14 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--decoding", action="store_true")
     p.add_argument("--training", action="store_true")
+    p.add_argument("--eager", action="store_true")
     args = p.parse_args()
+    wrap: Wrap = (lambda fn: fn) if args.eager else functools.partial(torch.compile, backend="tpu")
+    counter = "programs" if args.eager else "compiled_programs"
     if args.decoding or not args.training:
-        chart("decoding 64 tokens, the cache grown by cat", decoding, 1)
+        chart("decoding 64 tokens, the cache grown by cat", decoding(wrap), counter, 1)
     if args.training or not args.decoding:
-        chart("training over 40 random lengths", training, 2)
+        chart("training over 40 random lengths", training(wrap), counter, 1 if args.eager else 2)
 
 
 if __name__ == "__main__":

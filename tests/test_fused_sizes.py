@@ -176,3 +176,16 @@ def test_relations_hold_only_for_what_they_compute(samples: list[tuple[int, int]
         assert [values[form] for form in relations.form_of] == recorded_now
     assert not relations.holds([number + (i == 4) for i, number in enumerate(recorded_now)])
     assert not relations.holds([number + (i == 1) for i, number in enumerate(recorded_now)])
+
+
+def test_the_callers_modes_do_not_reach_the_padded_program() -> None:
+    def run(x: Tensor) -> Tensor:
+        return F.batch_norm(x, None, None, training=True).exp().sum(0)
+
+    with torch.device("tpu"), torch.autocast("tpu"), torch.inference_mode():
+        padded = counted("padded_programs")
+        for n in (5, 6, 7):
+            x = torch.randn(n, 4, device="cpu")
+            torch.testing.assert_close(run(x.to("tpu")).cpu(), run(x), rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(torch.func.vmap(run)(x.to("tpu")[None]).cpu()[0], run(x), rtol=1e-4, atol=1e-5)
+        assert counted("padded_programs") >= padded + 4

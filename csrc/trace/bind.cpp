@@ -98,9 +98,9 @@ std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& descri
   }
 }
 
-std::unique_ptr<const Padding> pad(uint64_t family, const ProgramDescription& description,
-                                   const std::vector<int32_t>& scalars, const ProgramDescription& first, double growth,
-                                   int64_t minimum) {
+std::unique_ptr<const Padding> ask_padding(uint64_t family, const ProgramDescription& description,
+                                           const std::vector<int32_t>& scalars, const ProgramDescription& first,
+                                           double growth, int64_t minimum) {
   py::gil_scoped_acquire gil;
   try {
     const py::object found =
@@ -124,11 +124,7 @@ std::unique_ptr<const Padding> pad(uint64_t family, const ProgramDescription& de
     padding->fixed = found.attr("fixed").cast<std::vector<std::pair<uint32_t, int32_t>>>();
     return padding;
   } catch (py::error_already_set& error) {
-    // The program is compiled for its own sizes, and an interrupt is raised where the host waits for it.
-    if (error.matches(PyExc_KeyboardInterrupt))
-      PyErr_SetInterrupt();
-    else
-      error.discard_as_unraisable("padding a program of fused mode");
+    error.discard_as_unraisable("padding a program of fused mode");  // it is compiled for its own sizes
     return nullptr;
   }
 }

@@ -12,6 +12,11 @@ namespace torch_tpu {
 // Calls torch_tpu.compiler.program.build under the GIL; throws std::exception with Python's traceback text.
 std::shared_ptr<pjrt::Executable> build_program(const ProgramDescription& description);
 
+// Calls torch_tpu.dynamo.recorded.pad under the GIL; nullptr also where that fails.
+std::unique_ptr<const Padding> ask_padding(uint64_t family, const ProgramDescription& description,
+                                           const std::vector<int32_t>& scalars, const ProgramDescription& first,
+                                           double growth, int64_t minimum);
+
 void bind_trace(pybind11::module_& m);
 
 // Why the program cannot be lowered, from torch_tpu.compiler.program.why_not_lowered; empty if it can. Takes the GIL.

@@ -2,6 +2,8 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
+#include <future>
 #include <thread>
 
 #include "bind.h"
@@ -62,10 +64,13 @@ class CompileThreads {
     for (int i = 0; i < 2; ++i) threads_.emplace_back([this] { run(); });
   }
 
-  void push(std::shared_ptr<Program> program) {
+  // False if the threads are gone.
+  bool push(std::function<void()> task) {
     std::lock_guard<std::mutex> lock(mutex_);
-    pending_.push_back(std::move(program));
+    if (stopped_) return false;
+    pending_.push_back(std::move(task));
     changed_.notify_one();
+    return true;
   }
 
   void stop() {
@@ -81,31 +86,21 @@ class CompileThreads {
  private:
   void run() {
     while (true) {
-      std::shared_ptr<Program> program;
+      std::function<void()> task;
       {
         std::unique_lock<std::mutex> lock(mutex_);
         changed_.wait(lock, [&] { return stopped_ || !pending_.empty(); });
         if (pending_.empty()) return;
-        program = std::move(pending_.front());
+        task = std::move(pending_.front());
         pending_.pop_front();
       }
-      const auto start = std::chrono::steady_clock::now();
-      try {
-        auto executable = build_program(program->description);
-        program->summary->compile_seconds =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        program->finish(std::move(executable));
-      } catch (const std::exception& error) {
-        auto failure = std::make_shared<Failure>();
-        failure->message = std::string(error.what()) + "\nwhile compiling " + describe(program->description);
-        program->fail(std::move(failure));
-      }
+      task();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<std::shared_ptr<Program>> pending_;
+  std::deque<std::function<void()>> pending_;
   bool stopped_ = false;
   std::vector<std::thread> threads_;
 };
@@ -115,9 +110,34 @@ CompileThreads& compile_threads() {
   return *instance;
 }
 
+void compile(Program& program) {
+  const auto start = std::chrono::steady_clock::now();
+  try {
+    auto executable = build_program(program.description);
+    program.summary->compile_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    program.finish(std::move(executable));
+  } catch (const std::exception& error) {
+    auto failure = std::make_shared<Failure>();
+    failure->message = std::string(error.what()) + "\nwhile compiling " + describe(program.description);
+    program.fail(std::move(failure));
+  }
+}
+
 }  // namespace
 
-void compile_async(std::shared_ptr<Program> program) { compile_threads().push(std::move(program)); }
+void compile_async(std::shared_ptr<Program> program) {
+  compile_threads().push([program = std::move(program)] { compile(*program); });
+}
+
+std::unique_ptr<const Padding> pad(uint64_t family, const ProgramDescription& description,
+                                   const std::vector<int32_t>& scalars, const ProgramDescription& first, double growth,
+                                   int64_t minimum) {
+  std::promise<std::unique_ptr<const Padding>> promise;
+  const auto ask = [&] { promise.set_value(ask_padding(family, description, scalars, first, growth, minimum)); };
+  if (!compile_threads().push(ask)) return nullptr;
+  WithoutGil released;
+  return promise.get_future().get();
+}
 
 void shutdown_compile_threads() { compile_threads().stop(); }
 

@@ -83,7 +83,8 @@ class Program {
 };
 
 // How a program can share the executable of a bucket with others of its family, of which `first` is one; nullptr if it
-// is to be compiled for its own sizes.
+// is to be compiled for its own sizes. Waits for a compile thread, where none of the caller's modes (autocast, vmap, a
+// default device) is on.
 std::unique_ptr<const Padding> pad(uint64_t family, const ProgramDescription& description,
                                    const std::vector<int32_t>& scalars, const ProgramDescription& first, double growth,
                                    int64_t minimum);
