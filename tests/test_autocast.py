@@ -76,6 +76,18 @@ def test_other_modules(op: str) -> None:
         _check(module, name, args, keywords, HALF if op.endswith("16") else torch.float32)
 
 
+@pytest.mark.parametrize("name", ["torch_expect_builtin_promote", "methods_expect_builtin_promote"])
+def test_promotion_of_the_ops_themselves_stays(name: str) -> None:
+    for op, args, dtype in getattr(LISTS, name):
+        moved = _move(args, "tpu")
+        fn = getattr(torch if name.startswith("torch") else moved[0], op, None)
+        if fn is None:  # Python 3 has no Tensor.__div__
+            continue
+        with torch.autocast("tpu"):
+            result = fn(*moved) if name.startswith("torch") else fn(*moved[1:])
+        assert isinstance(result, bool) or result.dtype == dtype, op
+
+
 def test_same_ops_as_cuda() -> None:
     torch.zeros(1, device="tpu")
     has = torch._C._dispatch_has_kernel_for_dispatch_key
