@@ -118,12 +118,15 @@ def test_unknown_mode_lists_the_known() -> None:
 
 
 def test_fallback_is_counted_and_can_be_refused() -> None:
-    x = torch.rand(4, 4, device="tpu")
+    library = torch.library.Library("test_eager_modes", "DEF")
+    library.define("twice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CPU")
+    twice, x = torch.ops.test_eager_modes.twice, torch.rand(4, 4, device="tpu")
     with torch.tpu.config.patch(cpu_fallback="error"), pytest.raises(NotImplementedError, match="cpu_fallback"):
-        torch.linalg.eig(x)
+        twice(x)
     with torch.tpu.config.patch(cpu_fallback="silent"):
         before = torch.tpu.metrics().get("cpu_fallbacks", 0)
-        torch.linalg.eig(x)
+        assert torch.equal(twice(x), x * 2)
     assert torch.tpu.metrics()["cpu_fallbacks"] > before
 
 

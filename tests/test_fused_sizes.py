@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -189,3 +190,21 @@ def test_the_callers_modes_do_not_reach_the_padded_program() -> None:
             torch.testing.assert_close(run(x.to("tpu")).cpu(), run(x), rtol=1e-4, atol=1e-5)
             torch.testing.assert_close(torch.func.vmap(run)(x.to("tpu")[None]).cpu()[0], run(x), rtol=1e-4, atol=1e-5)
         assert counted("padded_programs") >= padded + 4
+
+
+def test_sizes_that_come_often_get_a_program_of_their_own() -> None:
+    def run(n: int) -> None:
+        x = torch.randn(n, 6)
+        torch.testing.assert_close((x.to("tpu").exp2() * 3).cpu(), x.exp2() * 3)
+
+    run(20)
+    run(21)
+    before, deadline = counted("programs"), time.monotonic() + 60
+    for _ in range(31):
+        run(21)
+    repacks = -1
+    while counted("repacks") != repacks:  # each launch in the bucket puts the input under its dims
+        assert time.monotonic() < deadline
+        repacks = counted("repacks")
+        run(21)
+    assert counted("programs") == before + 1

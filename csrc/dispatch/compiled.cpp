@@ -91,7 +91,6 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
   auto launch = std::make_unique<Launch>();
   launch->program = program_;
   c10::SmallVector<Holder, 32> inputs;
-  c10::SmallVector<Holder, 8> read;      // what is read through a view is computed by the flush only if it is held
   c10::SmallVector<at::Tensor, 8> kept;  // arguments that are needed after the list is emptied
   kept.resize(count);
 
@@ -104,12 +103,7 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
       const at::Tensor& tensor = THPVariable_Unpack(argument);
       TORCH_CHECK(tensor.is_privateuseone() && tensor.device().index() == device_, name_, ": argument ", i,
                   " should be on tpu:", static_cast<int>(device_), ", but is on ", tensor.device());
-      ValuePtr value = recorder.read(tensor.unsafeGetTensorImpl());
-      if (!parameter.padded.empty()) {
-        read.emplace_back(value);
-        value = under_dims(std::move(value), parameter.padded);
-      }
-      inputs.emplace_back(std::move(value));
+      inputs.emplace_back(recorder.read(tensor.unsafeGetTensorImpl()));
     } else if (parameter.use == ParameterUse::kScalar) {
       push_scalar(launch->scalars, parameter.scalar, scalar_of(argument));
     }
@@ -131,7 +125,12 @@ py::list CompiledProgram::call(py::list arguments, const CompiledExtents* extent
     launch->scalars.insert(launch->scalars.end(), extents->sizes.begin(), extents->sizes.end());
   }
   if (!recorder.empty(device_)) recorder.flush(device_, FlushReason::kCompiledCall);
-  read.clear();
+  size_t input = 0;
+  for (const CompiledParameter& parameter : parameters_) {  // after the flush, which may have padded a value itself
+    if (parameter.use != ParameterUse::kTensor) continue;
+    if (!parameter.padded.empty()) inputs[input] = Holder(under_dims(inputs[input].get(), parameter.padded));
+    ++input;
+  }
 
   launch->outputs.reserve(results_.size());
   for (const OutputMeta& meta : results_) {

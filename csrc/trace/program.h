@@ -63,6 +63,7 @@ class Program {
   Program(std::vector<uint64_t> key, ProgramDescription description, std::string site = {},
           std::string difference = {});
 
+  State state() const { return state_.load(std::memory_order_acquire); }
   // Blocks until compiled or failed. Not to be called with the GIL held.
   State wait();
   void finish(std::shared_ptr<pjrt::Executable> result);
@@ -74,6 +75,8 @@ class Program {
   uint64_t used = 0;  // when it was last launched, by the clock of the program table
   std::shared_ptr<pjrt::Executable> executable;
   std::unique_ptr<const Padding> padding;  // nullptr: compiled for its own sizes
+  uint32_t padded_launches = 0;
+  std::shared_ptr<Program> exact;  // of a program with padding that comes often: to take its place when it is ready
   std::shared_ptr<Failure> failure;
 
  private:

@@ -12,6 +12,8 @@ namespace {
 constexpr size_t kLogSize = 4096;
 // How many programs back the search for the most similar one goes.
 constexpr size_t kCompared = 256;
+// Sizes that came so often in a bucket's program, where padding takes time at every launch, get a program of their own.
+constexpr uint32_t kOften = 32;
 
 ProgramDescription describe(const Trace& trace, const Outputs& outputs, c10::DeviceIndex device) {
   ProgramDescription description;
@@ -118,6 +120,7 @@ std::shared_ptr<Program> ProgramTable::find_or_compile(const Trace& trace, Outpu
     }
     if (!known) count(programs);
   }
+  if (program->padding != nullptr) program = exact_if_often(std::move(program));
   program->used = ++clock_;
   size_t donated = 0;
   for (const auto& donation : outputs.donations) donated += trace.inputs[donation.first]->nbytes();
@@ -136,6 +139,22 @@ std::unique_ptr<const Padding> ProgramTable::padding_for(const std::shared_ptr<P
     return nullptr;
   }
   return pad(family, program->description, scalars, first->description, bucket_growth, bucket_minimum);
+}
+
+// Compiled in the background: until it is ready the bucket's program goes on.
+std::shared_ptr<Program> ProgramTable::exact_if_often(std::shared_ptr<Program> program) {
+  static Counter& programs = counter("programs");
+  if (++program->padded_launches == kOften) {
+    count(programs);
+    program->exact = std::make_shared<Program>(program->key, program->description, program->summary->site,
+                                               "its sizes came often in a program of their bucket");
+    compile_async(program->exact);
+  }
+  if (program->exact == nullptr || program->exact->state() != Program::State::kReady) return program;
+  Bucket& bucket = programs_[hash_words(program->key.data(), program->key.size())];
+  std::replace(bucket.begin(), bucket.end(), program, program->exact);
+  std::replace(in_order_.begin(), in_order_.end(), program.get(), program->exact.get());
+  return program->exact;
 }
 
 void ProgramTable::make_room() {

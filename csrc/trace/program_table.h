@@ -45,6 +45,7 @@ class ProgramTable {
                                 Outputs& outputs) const;
   std::unique_ptr<const Padding> padding_for(const std::shared_ptr<Program>& program,
                                              const std::vector<int32_t>& scalars);
+  std::shared_ptr<Program> exact_if_often(std::shared_ptr<Program> program);
   void make_room();
   // What differs from the known program that is most like this one.
   std::string difference(const ProgramDescription& description) const;

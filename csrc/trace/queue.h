@@ -45,8 +45,8 @@ struct Launch {
   c10::SmallVector<int64_t, 4> keep;  // inputs that stay although the program could take their buffers
 };
 
-// The value under other dims of as many elements or padding; the copy is made when a program that takes it is launched,
-// if there must be one.
+// The value, which has been handed over, under other dims of as many elements or padding; the copy is made when a
+// program that takes it is launched, if there must be one.
 ValuePtr under_dims(ValuePtr value, c10::IntArrayRef dims);
 
 // Copies a ready value to the host under the dims of `value`, whose source it may be.

@@ -66,6 +66,9 @@ _NORMALIZED: dict[Any, int] = {
     aten._fused_rms_norm_backward: 2,
 }
 
+# Where these have their weight and the number of groups.
+_CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution: (1, 8), aten.convolution_backward: (2, 9)}
+
 _RESHAPES = {aten.view, aten._unsafe_view, aten.reshape}
 _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
 
@@ -80,6 +83,10 @@ def why_not(node: Node) -> str:
         return ""
     if isinstance(op, HigherOrderOperator):
         return f"{op} has no padded form"
+    if op.overloadpacket in _CONVOLUTIONS:
+        weight, groups = (node.args[i] for i in _CONVOLUTIONS[op.overloadpacket])
+        if groups != 1 and any(is_symbolic(s) for s in fake(weight).shape):  # type: ignore[arg-type]
+            return f"{op} of groups whose size differs"
     normalized: Any = node.args[_NORMALIZED[op.overloadpacket]] if op.overloadpacket in _NORMALIZED else ()
     if any(isinstance(size, Node) for size in normalized):
         return f"{op} over a size that differs"
@@ -659,6 +666,9 @@ def attention(g: Graph, node: Node, specs: Specs, *args: Any, **kwargs: Any) -> 
         raise NotImplementedError(f"{node.target} with a scale that depends on a size")
     if named.get("dropout_p"):
         raise NotImplementedError(f"{node.target} with dropout")
+    heads = [fake(n).shape[1] for n in (query, key)]  # type: ignore[arg-type]
+    if any(map(is_symbolic, heads)) and len(set(map(expression, heads))) > 1:
+        raise NotImplementedError(f"{node.target} of grouped heads whose number differs")
     length = fake(key).shape[2]  # type: ignore[arg-type]
     hidden = named.get("is_causal") and expression(fake(query).shape[2]) == expression(length)  # type: ignore[arg-type]
     if is_symbolic(length) and not hidden:
