@@ -33,6 +33,7 @@ from rich.table import Table
 from .coverage_checks import KINDS, MODES, TOLERANCES, Result, dtypes_of, key_of, run_op
 
 ROOT = Path(__file__).parents[1]
+COMPILED = ["compiled", "compiled_dynamic"]
 MEANING = {
     "native": "every sample ran on the device and gave the CPU's result",
     "fallback": "right, but at least one op ran on the CPU; which ones stands with it",
@@ -275,9 +276,8 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     split = lambda text: text.split(",")
     p.add_argument("--modes", type=split, default=["forward"], help=f"of {','.join(MODES)} (default: forward)")
-    p.add_argument(
-        "--compiled", action="store_const", dest="modes", const=["compiled"], help="the same as --modes compiled"
-    )
+    same = f"the same as --modes {','.join(COMPILED)}"
+    p.add_argument("--compiled", action="store_const", dest="modes", const=COMPILED, help=same)
     p.add_argument("--dtypes", type=split, default=[], help="(default: those of the mode)")
     p.add_argument("--ops", type=split, default=[], help="such as add,nn.functional.relu (default: all)")
     p.add_argument("--limit-samples", type=int, default=3, help="samples of an op and dtype (default: %(default)s)")
@@ -322,7 +322,7 @@ def main() -> None:
     for row in totals(shown, labels):
         table.add_row(*row)
     console.print(table)
-    name = "coverage" if forward else "compiled" if args.modes == ["compiled"] else "conformance"
+    name = "coverage" if forward else "compiled" if args.modes == COMPILED else "conformance"
     path = args.report or (None if args.ops else ROOT / "docs" / f"{name}.md")
     if path:
         path.write_text(report(shown, dtypes, args) if forward else report_modes(shown, args.modes, args))

@@ -364,7 +364,7 @@ def mapped(op: Any, s: Sample) -> Any:
     return torch.vmap(lambda x: op(x, *s.args, **s.kwargs), randomness="different")(batch)
 
 
-def compiled(op: Any, s: Sample) -> Any:
+def compiled(op: Any, s: Sample, dynamic: bool = False) -> Any:
     """In a function that torch.compile compiles."""
     import torch
 
@@ -374,7 +374,12 @@ def compiled(op: Any, s: Sample) -> Any:
     if all(x.device.type == "cpu" for x in s.tensors()):
         return call(s.input, s.args, s.kwargs)
     torch._dynamo.reset()
-    return torch.compile(call, backend="tpu", dynamic=False)(s.input, s.args, s.kwargs)
+    return torch.compile(call, backend="tpu", dynamic=dynamic)(s.input, s.args, s.kwargs)
+
+
+def compiled_dynamic(op: Any, s: Sample) -> Any:
+    """In a function that torch.compile compiles for sizes that vary."""
+    return compiled(op, s, dynamic=True)
 
 
 def checked_gradients(op: Any, s: Sample) -> Any:
@@ -532,6 +537,7 @@ MODES = {
     "jvp": Mode(tangents, samples=grad_samples, applies=lambda op: op.supports_forward_ad, dtypes=("float64",)),
     "vmap": Mode(mapped),
     "compiled": Mode(compiled),
+    "compiled_dynamic": Mode(compiled_dynamic),
     "references": Mode(forward, reference_db),
     "higher_order": Mode(compiled, higher_order_db),
     "foreach": Mode(forward, foreach_db),

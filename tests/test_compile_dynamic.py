@@ -90,6 +90,10 @@ OPS: dict[str, Function] = {
     "a number from a size": lambda x, i: x / (x.shape[1] + 1) ** 0.5,
     "where": lambda x, i: torch.where(i[..., None] > 1, x, x.sum()),
     "cross entropy": lambda x, i: F.cross_entropy(x.flatten(0, 1), i.flatten()),
+    "unreduced cross entropy": lambda x, i: [
+        F.cross_entropy(y, j, reduction="none", ignore_index=1)
+        for y, j in ((x.flatten(0, 1), i.flatten()), (x.movedim(2, 1), i), (x[0, 0], i[0, 0]))
+    ],
     "one hot": lambda x, i: F.one_hot(i, 4).sum((0, 1)),
     "expand": lambda x, i: (i[:, :, None].expand(-1, -1, 3).sum(1), x[:, :1].expand(-1, x.shape[1], -1).sum(1)),
 }
@@ -132,6 +136,7 @@ def test_padding_never_shows(name: str) -> None:
     "name",
     [
         "pointwise", "sum", "mean", "softmax", "products", "norms", "cross entropy", "slices", "last", "joining",
+        "unreduced cross entropy",
         "attention", "attention to all", "losses", "batch statistics", "convolution",
     ],
 )  # fmt: skip
@@ -294,6 +299,18 @@ def test_sizes_among_an_ops_numbers() -> None:
     for n in (4, 5):
         x = torch.randn(n, n)
         torch.testing.assert_close(cpu(run(x.to("tpu"))), cpu(fn(x)), rtol=1e-4, atol=1e-5)
+
+
+def test_a_size_told_only_with_others() -> None:
+    """The parts of a graph between eager ops, and backward passes, may see a product of sizes but not its factors."""
+
+    def fn(a: Tensor, b: Tensor) -> Tensor:
+        return torch.linalg.tensorsolve(a, b) + torch.linalg.eigvals(a.flatten(0, 1)).real.amax()
+
+    run = torch.compile(fn, backend="tpu", dynamic=True, fullgraph=True)
+    for n, m in ((2, 3), (3, 4)):
+        a, b = torch.randn(n, m, n * m) + 5 * torch.eye(n * m).reshape(n, m, -1), torch.randn(n, m)
+        torch.testing.assert_close(run(a.to("tpu"), b.to("tpu")).cpu(), fn(a, b), rtol=1e-4, atol=1e-4)
 
 
 def test_a_quotient_of_sizes() -> None:

@@ -21,7 +21,7 @@ from . import padded, programs
 from . import plan as planning
 from .options import Options
 from .plan import fake, tensors
-from .shapes import Sizes, bucket, expression, is_symbolic, shifted_symbol
+from .shapes import Sizes, bucket, expression, is_symbolic, shifted_symbol, solved, unknown_symbols
 
 
 def is_dynamic(graph: GraphModule) -> bool:
@@ -39,6 +39,16 @@ class _Entry:
     numbers: list[tuple[int, int]]  # results that are sizes: position and value
 
 
+@dataclass(frozen=True)
+class _Told:
+    """A size that a call's arguments tell: a number (dim -1) or the size of a dim."""
+
+    size: Any
+    symbols: list[Any]  # that it tells
+    argument: int
+    dim: int
+
+
 class DynamicProgram:
     """A boxed callable that finds, or compiles, the program for the sizes of its arguments."""
 
@@ -48,7 +58,9 @@ class DynamicProgram:
         self.device = device
         self.kind = kind
         self.options = options
-        self.symbols, self._sources = _sources(self.graph)
+        self._told = _told(self.graph)
+        self._places = [(told.argument, told.dim) for told in self._told]
+        self.symbols = [symbol for told in self._told for symbol in told.symbols]
         found = (s for t in self._fakes() for s in t.shape if is_symbolic(s))
         self._sizes = list({expression(size): size for size in found}.values())
         self._growth = growth(self.graph, self.symbols)
@@ -63,14 +75,21 @@ class DynamicProgram:
         programs.note_exact(self.kind, reason)
 
     def __call__(self, arguments: list[Any]) -> Any:
-        sizes = tuple([arguments[i] if d < 0 else arguments[i].shape[d] for i, d in self._sources])
+        sizes = tuple([arguments[i] if d < 0 else arguments[i].shape[d] for i, d in self._places])
         entry = self._entries.get(sizes)
         if entry is None:
-            entry = self._entries[sizes] = self._specialise(sizes)
+            entry = self._entries[sizes] = self._specialise(self._values(sizes))
         results = entry.program(arguments, entry.extents)
         for position, number in entry.numbers:
             results[position] = number
         return results
+
+    def _values(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The numbers of the symbols, where the arguments' sizes are these."""
+        found: dict[Any, int] = {}
+        for told, size in zip(self._told, sizes):
+            found |= solved(told.size, size, found)
+        return tuple(found[symbol] for symbol in self.symbols)
 
     def _specialise(self, values: tuple[int, ...]) -> _Entry:
         true = Sizes(dict(zip(self.symbols, values)))
@@ -105,30 +124,38 @@ class DynamicProgram:
         return bucket(size, self.options.bucket_growth, self.options.bucket_minimum)
 
     def _limits(self) -> list[int]:
-        """The largest value of each symbol, by mark_dynamic(..., max=)."""
+        """The largest value of each symbol, by mark_dynamic(..., max=); 1 for those that `solved` takes to be that."""
+        told = {told.symbols[-1] for told in self._told}
         env = next((v.fake_mode.shape_env for v in self._fakes() if getattr(v, "fake_mode", None) is not None), None)
         limits = []
         for symbol in self.symbols:
             upper = env.var_to_range[symbol].upper if env is not None and symbol in env.var_to_range else None
-            limits.append(int(upper) if upper is not None and upper.is_Integer else 2**31 - 1)
+            most = int(upper) if upper is not None and upper.is_Integer else 2**31 - 1
+            limits.append(most if symbol in told else 1)
         return limits
 
     def _fakes(self) -> Any:
         return itertools.chain.from_iterable(tensors(fake(n)) for n in self.graph.graph.nodes)
 
 
-def _sources(graph: GraphModule) -> tuple[list[Any], list[tuple[int, int]]]:
-    """The graph's symbols and where an argument tells each: (argument, -1) for a number, (argument, dim) for a size."""
-    found: dict[Any, tuple[int, int]] = {}
+def _told(graph: GraphModule) -> list[_Told]:
+    """What tells the graph's symbols: where no argument tells one by itself, sizes that it is part of."""
+    places: dict[Any, tuple[int, int]] = {}
     values = [fake(node) for node in graph.graph.find_nodes(op="placeholder")]
     for i, value in enumerate(values):
-        if is_symbolic(value) and expression(value).is_Symbol:
-            found.setdefault(expression(value), (i, -1))
+        if is_symbolic(value):
+            places.setdefault(expression(value), (i, -1))
     for i, value in enumerate(values):
         for d, size in enumerate(value.shape if isinstance(value, torch.Tensor) else ()):
-            if is_symbolic(size) and expression(size).is_Symbol:
-                found.setdefault(expression(size), (i, d))
-    return list(found), list(found.values())
+            if is_symbolic(size):
+                places.setdefault(expression(size), (i, d))
+    told = [_Told(size, [size], *place) for size, place in places.items() if size.is_Symbol]
+    known = {size for size in places if size.is_Symbol}
+    for size, place in places.items():
+        if unknown := unknown_symbols(size, known):
+            told.append(_Told(size, unknown, *place))
+            known |= set(unknown)
+    return told
 
 
 def growth(graph: GraphModule, symbols: Sequence[Any]) -> list[int]:

@@ -9,6 +9,7 @@ the padded sizes as plain ints. `padded` knows which ops are which.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -80,6 +81,14 @@ _REAL: dict[str, Callable[..., Value]] = {
 }
 
 
+_ROUNDED: dict[str, Callable[[Builder, Value], Value]] = {
+    "TruncToInt": Builder.truncate,
+    "FloorToInt": Builder.floor,
+    "CeilToInt": Builder.ceil,
+    "RoundToInt": Builder.round_nearest_even,
+}
+
+
 class Extent(int):
     """A size in a padded program: as an int the padded one, `true` the one at run time, an int32 Value."""
 
@@ -148,8 +157,10 @@ class Graph:
             return self.symbols[e]
         if e.is_Integer:
             return b.full((), int(e), torch.int32)
-        arguments = [self._size(a) for a in e.args]
         name = type(e).__name__
+        if round_ := _ROUNDED.get(name):
+            return round_(b, self._real(e.args[0])).to(torch.int32)
+        arguments = [self._size(a) for a in e.args]
         if name == "Pow" and e.args[1].is_Integer:
             arguments = [arguments[0]] * int(e.args[1])
         combine = {
@@ -232,6 +243,9 @@ class Graph:
         if isinstance(target, HigherOrderOperator):
             return control.lower(self, node, args, kwargs)
         if not isinstance(target, OpOverload):
+            if target is operator.getitem:  # the results of an op are made alike
+                found = {(node, d): made_of for (n, d), made_of in self.factors.items() if n is node.args[0]}
+                self.factors |= found
             return target(*args, **kwargs)  # type: ignore[operator]
         specs = self.specs(fake(node))
         if self.symbols:

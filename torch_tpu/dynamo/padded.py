@@ -10,7 +10,7 @@ tested against the CPU in tests/test_compile_dynamic.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -78,8 +78,7 @@ def why_not(node: Node) -> str:
     op = node.target
     if not isinstance(op, OpOverload | HigherOrderOperator) or isinstance(fake(node), torch.SymInt):
         return ""
-    values = [t for n in (node, *node.all_input_nodes) for t in tensors(fake(n))]
-    if not any(is_symbolic(s) for t in values for s in t.shape):
+    if not _varies(node):
         return ""
     if isinstance(op, HigherOrderOperator):
         return f"{op} has no padded form"
@@ -99,6 +98,12 @@ def is_known(op: OpOverload) -> bool:
     return op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags
 
 
+def _varies(node: Node) -> bool:
+    """Whether a tensor that the node sees or makes has a size that differs from call to call."""
+    values = [t for n in (node, *node.all_input_nodes) for t in tensors(fake(n))]
+    return any(is_symbolic(s) for t in values for s in t.shape)
+
+
 def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     """Lower a node of a padded program."""
     op = node.target
@@ -106,8 +111,12 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     packet: Any = op.overloadpacket
     special = HANDLERS.get(op)
     sizes = packet in FREE or packet in _RESHAPES or op in _TAKE_SIZES
-    if not sizes and any(is_extent(v) for v in _integers(op, args, kwargs)):
+    differ = any(is_extent(v) for v in _integers(op, args, kwargs))
+    if differ and not sizes:
         raise NotImplementedError(f"{op} of a number that differs")
+    if not differ and not _varies(node):
+        args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
+        return g.lower(node, args, kwargs, specs)
     if special is not None:
         return special(g, node, specs, *args, **kwargs)
     if packet in _RESHAPES:
@@ -115,7 +124,8 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     if packet in _PRODUCTS:
         return _product(g, node, specs)
     if packet in FREE or torch.Tag.pointwise in op.tags:
-        _inherit(g, node)
+        if not _inherit(g, node):
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), g.env.__getitem__)
         args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
         if not draws(node):
             return g.lower(node, args, kwargs, specs)
@@ -186,24 +196,56 @@ def _set_factors(g: Graph, node: Node, d: int, found: Factors) -> None:
         g.factors[node, d] = found
 
 
-def _inherit(g: Graph, node: Node) -> None:
-    """An elementwise op's dims are made as its inputs' are."""
-    for value in tensors(fake(node)):
-        rank = value.ndim
-        for d in range(rank):
-            found: Factors | None = None
-            for n in node.all_input_nodes:
-                other = fake(n)
-                at = d - rank + other.ndim if isinstance(other, torch.Tensor) else -1
-                if at < 0 or (not is_symbolic(other.shape[at]) and other.shape[at] == 1):
-                    continue
-                here = factors(g, n, at)
-                if found is not None and here != found:
-                    raise NotImplementedError(f"{node.target}: one size, padded in different ways")
-                found = here
-            if found is not None:
-                _set_factors(g, node, d, found)
-        return
+def _layout(g: Graph, parts: Factors) -> Any:
+    """Equal for equal sizes with the padding in the same places: a fixed size goes with the one before it."""
+    merged: list[Any] = []
+    for size in parts:
+        fixed = not is_symbolic(size) and merged
+        merged.append(merged.pop() * expression(size) if fixed else expression(size))
+    return merged if len(merged) > 1 else _product_of(_padded_dims(g, parts))
+
+
+Places = Sequence[tuple[Any, int]]  # dims of nodes that are one size
+
+
+def _agree(g: Graph, *groups: Places) -> bool:
+    """Whether the dims of each group are made alike; if not, their nodes are made dense, after which they must be."""
+
+    def alike() -> bool:
+        layouts = [[_layout(g, factors(g, n, d)) for n, d in same] for same in groups]
+        return all(other == same[0] for same in layouts for other in same)
+
+    if alike():
+        return True
+    _make_dense(g, {n for same in groups for n, _ in same})
+    if not alike():
+        raise NotImplementedError("one size, padded in different ways")
+    return False
+
+
+def _make_dense(g: Graph, nodes: Iterable[Any]) -> None:
+    for node in nodes:
+        g.env[node] = dense(g, node)
+        for d in range(fake(node).ndim):
+            g.factors.pop((node, d), None)
+
+
+def _inherit(g: Graph, node: Node) -> bool:
+    """An elementwise op's dims are made as its inputs' are; whether they are so already, without making them dense."""
+    if any(a.name == "size" for a in node.target._schema.arguments):  # type: ignore[union-attr]
+        return True  # new_zeros and the like have nothing of their input but its dtype
+    rank = next(tensors(fake(node))).ndim
+    groups: list[list[tuple[Any, int]]] = [[] for _ in range(rank)]
+    for n in node.all_input_nodes:
+        shape = fake(n).shape if isinstance(fake(n), torch.Tensor) else ()
+        for at, size in enumerate(shape):
+            if is_symbolic(size) or size != 1:
+                groups[at - len(shape) + rank].append((n, at))
+    alike = _agree(g, *groups)
+    for d, same in enumerate(groups):
+        if same:
+            _set_factors(g, node, d, factors(g, *same[0]))
+    return alike
 
 
 def _padded_dims(g: Graph, sizes: Sequence[Any]) -> list[int]:
@@ -371,13 +413,9 @@ def _product(g: Graph, node: Node, specs: Specs) -> Any:
     y: Any
     x, y = node.args[-2:]
     rank = fake(x).ndim
+    _agree(g, [(x, rank - 1), (y, rank - 2)])
     left = clear(g, x, g.env[x], 0, [rank - 1])
     right = clear(g, y, g.env[y], 0, [rank - 2])
-    if left.shape[-1] != right.shape[-2]:
-        raise NotImplementedError(f"{node.target}: one size, padded in different ways")
-    if factors(g, x, rank - 1) != factors(g, y, rank - 2):
-        left, right = dense(g, x), dense(g, y)
-        left, right = clear_dense(g, x, left, 0, [rank - 1]), clear_dense(g, y, right, 0, [rank - 2])
     _set_factors(g, node, rank - 2, factors(g, x, rank - 2))
     _set_factors(g, node, rank - 1, factors(g, y, rank - 1))
     shape = (*left.shape[:-1], right.shape[-1])
@@ -634,21 +672,31 @@ def arg_extreme(g: Graph, node: Node, specs: Specs, x: Value, dim: int | None = 
     return index
 
 
-@handler(aten.nll_loss_forward.default, aten.nll_loss_backward.default)
+@handler(
+    aten.nll_loss_forward.default, aten.nll_loss_backward.default,
+    aten.nll_loss2d_forward.default, aten.nll_loss2d_backward.default,
+)  # fmt: skip
 def nll_loss(g: Graph, node: Node, specs: Specs, *args: Any) -> Any:
     """Padding among the targets is ignored as PyTorch ignores ignore_index."""
-    backward = node.target is aten.nll_loss_backward.default
+    backward = node.target in (aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
+    x: Any
+    target: Any
     x, target = node.args[1:3] if backward else node.args[:2]
-    weight, reduction_, ignore_index = args[3:6] if backward else args[2:5]
-    if factors(g, x, 0) != factors(g, target, 0) or (weight is None and reduction_ == 0):
-        raise NotImplementedError(f"{node.target} without a reduction")
-    classes = clear(g, target, g.env[target], int(ignore_index))  # type: ignore[index]
-    logits = clear(g, x, g.env[x], 0)  # type: ignore[index]
+    reduction_, ignore_index = args[4:6] if backward else args[3:5]
+    places = [d for d in range(fake(x).ndim) if d != 1][: fake(target).ndim]  # all but that of the classes
+    _agree(g, *([(x, d), (target, i)] for i, d in enumerate(places)))
+    classes = clear(g, target, g.env[target], int(ignore_index))
+    logits = clear(g, x, g.env[x], 0)
     if backward:
-        _set_factors(g, node, 0, factors(g, x, 0))
-        shaped = [TensorSpec(logits.shape, s.dtype) for s in specs if s]
-        return g.lower(node, (args[0], logits, classes, *args[3:]), {}, shaped)
-    return g.lower(node, (logits, classes, *args[2:]), {}, specs)
+        for d in range(logits.ndim):
+            _set_factors(g, node, d, factors(g, x, d))
+    elif not reduction_:
+        for i, d in enumerate(places):
+            _set_factors(g, node, i, factors(g, x, d))
+    shapes = [logits.shape if backward else () if reduction_ else classes.shape, ()]
+    shaped = [TensorSpec(shape, s.dtype) for shape, s in zip(shapes, specs) if s]
+    given = (args[0], logits, classes, *args[3:]) if backward else (logits, classes, *args[2:])
+    return g.lower(node, given, {}, shaped)
 
 
 @handler(

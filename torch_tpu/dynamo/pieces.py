@@ -10,7 +10,7 @@ import torch
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+from torch.fx.experimental.symbolic_shapes import free_symbols, free_unbacked_symbols
 
 from torch_tpu import _C
 from torch_tpu.lowering import registry
@@ -18,7 +18,7 @@ from torch_tpu.lowering import registry
 from . import control, dynamic, outside, programs
 from .options import Options
 from .plan import COPY, fake, is_host_scalar, tensors
-from .shapes import is_symbolic
+from .shapes import expression, is_symbolic
 
 Compiled = Callable[[list[Any]], Any]
 
@@ -129,6 +129,7 @@ class _Split(Interpreter):
 def _split(graph: GraphModule, reasons: dict[Node, str], kind: str, options: Options) -> Callable[..., Any]:
     from torch.fx.passes.split_module import split_module
 
+    _name_sizes(graph)
     part, eager = 0, False
     parts: dict[Any, int] = {}
     for node in graph.graph.nodes:
@@ -160,3 +161,21 @@ def _split(graph: GraphModule, reasons: dict[Node, str], kind: str, options: Opt
             return runner.run(*args, enable_io_processing=False)
 
     return run
+
+
+def _name_sizes(graph: GraphModule) -> None:
+    """Let split_module give each part the symbols of the sizes that it sees, as numbers."""
+    placeholders = graph.graph.find_nodes(op="placeholder")
+    named = {expression(fake(node)) for node in placeholders if is_symbolic(fake(node))}
+    with graph.graph.inserting_after(placeholders[-1] if placeholders else None):
+        for node in placeholders:
+            for tensor in tensors(fake(node)):
+                for d, size in enumerate(tensor.shape):
+                    symbol = expression(size)
+                    if symbol.is_Symbol and symbol not in named:
+                        graph.graph.call_function(torch.ops.aten.sym_size.int, (node, d)).meta["val"] = size
+                        named.add(symbol)
+    for node in graph.graph.nodes:
+        value = fake(node)
+        if isinstance(value, torch.Tensor | torch.SymInt) and free_symbols(value) <= named:
+            node.meta["example_value"] = value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,3 +57,34 @@ def shifted_symbol(size: Any) -> bool:
     """Whether a size is a symbol plus a constant: such results get buckets of their own, as a growing cache needs."""
     found = expression(size)
     return bool(found.is_Add) and len(found.free_symbols) == 1 and (found - next(iter(found.free_symbols))).is_Integer
+
+
+def unknown_symbols(size: Any, known: Collection[Any]) -> list[Any]:
+    """The symbols of an expression that are not known, always in the same order."""
+    return sorted(size.free_symbols - set(known), key=str)
+
+
+def solved(size: Any, value: int, known: Mapping[Any, int]) -> dict[Any, int]:
+    """Numbers for the symbols of an expression that are not known, with which it is `value`.
+
+    All but the last become 1: a graph that is told symbols only together depends on them only together.
+    """
+    *others, last = unknown_symbols(size, known)
+    found = dict.fromkeys(others, 1)
+    rest = size.xreplace({**known, **found})
+    number: Any = expression(value)
+    while rest != last:
+        (inner,) = (a for a in rest.args if a.free_symbols)
+        (outer,) = (a for a in rest.args if not a.free_symbols)
+        if rest.is_Add:
+            number -= outer
+        elif rest.is_Mul:
+            number /= outer
+        elif type(rest).__name__ == "FloorDiv":
+            number *= outer
+        elif rest.is_Pow:
+            number = number ** (1 / outer)
+        else:
+            raise NotImplementedError(f"a size that is told only as {size}")
+        rest = inner
+    return found | {last: int(number)}

@@ -125,6 +125,7 @@ table(
         "mul": lambda b, x, y: x * y,
         "div.Tensor": lambda b, x, y: x / y,
         "div.Scalar": lambda b, x, y: x / y,
+        "true_divide.Tensor": lambda b, x, y: x / y,
         "floor_divide": divide_floor,
         "fmod": lambda b, x, y: b.remainder(x, y),
         "remainder": remainder,
@@ -438,8 +439,11 @@ def ldexp(b: Builder, x: Value, exponent: Value) -> Value:
 # ---- copies and casts
 
 
-@lower(aten._to_copy, aten.clone, aten.alias_copy, aten.detach_copy, aten.lift, aten.lift_fresh_copy, aten._lazy_clone)
-def to_copy(b: Builder, x: Value, **_: Any) -> Value:
+@lower(
+    aten._to_copy, aten.clone, aten.alias_copy, aten.detach_copy, aten.lift, aten.lift_fresh_copy, aten._lazy_clone,
+    torch.ops.prims.convert_element_type.default,
+)  # fmt: skip
+def to_copy(b: Builder, x: Value, *_args: Any, **_: Any) -> Value:
     out = b.outputs[0]
     assert out is not None
     return x.to(out.dtype)
