@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo import trace_rules
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.schemas import PlainTensorMeta
@@ -22,9 +21,6 @@ from torch_tpu.lowering import registry
 
 from . import control, pieces
 from .options import Options, parse
-
-# Kernels of the device call this package's Python in the middle of frames that Dynamo traces.
-trace_rules.add("torch_tpu")
 
 
 def tpu(
