@@ -21,7 +21,7 @@ SMOKE = {
     "compiled": ["softmax", "cumsum"],
     "compiled_dynamic": ["linalg.tensorsolve", "nn.functional.interpolate"],
     "references": ["_refs.softmax", "_refs.sum"],
-    "higher_order": ["cond", "scan"],
+    "higher_order": ["cond", "scan", "invoke_quant"],
     "jvp": ["nn.functional.softmin", "prod"],
     "vmap": ["mm", "sort"],
     "foreach": ["_foreach_mm"],

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._higher_order_ops._invoke_quant import invoke_quant, invoke_quant_packed
 from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.invoke_subgraph import invoke_subgraph
 from torch._higher_order_ops.map import map_impl
@@ -75,6 +76,13 @@ def _call(g: Graph, graph: GraphModule, arguments: Sequence[Any], like: Sequence
         return results
     # A branch may return a Python number where the other has a tensor.
     return [g.b.scalar(r, v.dtype) if isinstance(v, torch.Tensor | Value) else r for r, v in zip(results, like)]
+
+
+@handler(invoke_quant)
+@handler(invoke_quant_packed)
+def _invoke_quant(g: Graph, node: Node, graph: GraphModule, *operands: Any, **_: Any) -> Any:
+    """The region as it is: what its scheme asks of a compiler's kernels does not change its values."""
+    return _call(g, graph, operands)
 
 
 @handler(invoke_subgraph)
