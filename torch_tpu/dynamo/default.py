@@ -15,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 
-
 def default_backend(graph: Any, inputs: Sequence[Any], *, mode: str | None = None, options: Any = None) -> Any:
     """What torch.compile uses when no backend is named."""
     import torch

@@ -164,8 +164,8 @@ class Graph:
         if name == "Pow" and e.args[1].is_Integer:
             arguments = [arguments[0]] * int(e.args[1])
         combine = {
-            "Add": b.add, "Mul": b.multiply, "Pow": b.multiply, "FloorDiv": b.divide, "CleanDiv": b.divide,
-            "Mod": b.remainder, "PythonMod": b.remainder, "Max": b.maximum, "Min": b.minimum,
+            "Add": b.add, "Mul": b.multiply, "Pow": b.multiply, "FloorDiv": self._floor_divide,
+            "CleanDiv": b.divide, "Mod": b.remainder, "PythonMod": self._modulo, "Max": b.maximum, "Min": b.minimum,
         }.get(name)  # fmt: skip
         if combine is None:
             raise NotImplementedError(f"a size that is {e}")
@@ -173,6 +173,13 @@ class Graph:
         for argument in arguments[1:]:
             result = combine(result, argument)
         return result
+
+    def _modulo(self, x: Value, y: Value) -> Value:
+        """As Python's, of a positive y: sizes computed from others may be negative."""
+        return self.b.remainder(self.b.remainder(x, y) + y, y)
+
+    def _floor_divide(self, x: Value, y: Value) -> Value:
+        return self.b.divide(x - self._modulo(x, y), y)
 
     def _sized(self, value: Any, node: Node) -> Any:
         size = fake(node)

@@ -21,6 +21,7 @@ from torch_tpu.lowering import dtypes
 from torch_tpu.lowering.registry import lower_op
 from torch_tpu.lowering.value import TensorSpec, Value
 
+from . import plan as planning
 from .plan import draws, fake, tensors
 from .shapes import expression, is_symbolic
 
@@ -38,25 +39,33 @@ FREE = {
     aten.clone, aten._to_copy, aten.copy, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones,
     aten.ones_like, aten.empty, aten.empty_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty,
     aten.alias, aten.detach, aten.floor_divide, aten.log_sigmoid_forward, aten.log_sigmoid_backward,
-    aten.native_dropout, aten.native_dropout_backward,
+    aten.native_dropout, aten.native_dropout_backward, aten.complex, aten.polar, aten._conj, aten.eye, aten.empty_strided,
+    aten.new_empty_strided, aten.randint, aten.randint_like,
     aten.rand, aten.rand_like, aten.randn, aten.randn_like, aten.uniform, aten.bernoulli, aten.normal_functional,
 }  # fmt: skip
 
 # These too, on dims that are not made of several.
 FREE_DENSE = {
-    aten.tril, aten.triu, aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.stack, aten.unbind, aten.embedding,
-    aten.native_layer_norm, aten._fused_rms_norm, aten.gather, aten.split_with_sizes,
+    aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.stack, aten.unbind, aten.embedding,
+    aten.native_layer_norm, aten._fused_rms_norm, aten.gather, aten.cummax, aten.cummin,
+    aten.view_as_complex, aten.view_as_real, aten.diagonal, aten.diagonal_copy, aten.diagonal_scatter,
+    aten.unfold, aten.unfold_copy,
 }  # fmt: skip
 
 # Zeros do not count in these.
 ZEROED = {
     aten.embedding_dense_backward, aten.native_layer_norm_backward, aten._fused_rms_norm_backward,
     aten._softmax_backward_data, aten._log_softmax_backward_data, aten.scatter_add, aten.index_add,
-    aten.convolution, aten.convolution_backward,
+    aten.convolution, aten.convolution_backward, aten.unfold_backward, aten.diagonal_backward,
 }  # fmt: skip
 
 # XLA leaves padding out of these when their inputs are marked with the true sizes.
 MARKED = {aten.index_select}
+
+# FREE_DENSE where the dims that they work along, which stand at this place among their arguments, are of fixed size.
+ALONG: dict[Any, int] = {
+    aten._fft_c2c: 1, aten._fft_r2c: 1, aten._fft_c2r: 1, aten.median: 1, aten.nanmedian: 1, aten.mode: 1,
+}  # fmt: skip
 
 # Where these have the shape that they normalize over, whose size must be known.
 _NORMALIZED: dict[Any, int] = {
@@ -89,13 +98,23 @@ def why_not(node: Node) -> str:
     normalized: Any = node.args[_NORMALIZED[op.overloadpacket]] if op.overloadpacket in _NORMALIZED else ()
     if any(isinstance(size, Node) for size in normalized):
         return f"{op} over a size that differs"
+    if op.overloadpacket in ALONG and (along := _along(node)):
+        shape = fake(node.args[0]).shape  # type: ignore[arg-type]
+        return f"{op} along a size that differs" if any(is_symbolic(shape[d]) for d in along) else ""
     return "" if is_known(op) else f"{op} is not known to leave padding out"
 
 
 def is_known(op: OpOverload) -> bool:
-    """Whether the op has a padded form."""
-    packets = FREE | FREE_DENSE | ZEROED | MARKED | _RESHAPES | _PRODUCTS
+    """Whether the op has a padded form whatever it works along."""
+    packets = FREE | FREE_DENSE | ZEROED | MARKED | _RESHAPES | _PRODUCTS | {planning.COPY.overloadpacket}
     return op in HANDLERS or op.overloadpacket in packets or torch.Tag.pointwise in op.tags
+
+
+def _along(node: Node) -> list[int]:
+    """The dims that an op of ALONG works along; none where it works along all."""
+    place = ALONG[node.target.overloadpacket]  # type: ignore[union-attr]
+    dims: Any = node.args[place] if len(node.args) > place else []
+    return [dims] if isinstance(dims, int) else list(dims)
 
 
 def _varies(node: Node) -> bool:
@@ -338,24 +357,37 @@ def _groups(g: Graph, source: Node, node: Node) -> list[Factors] | None:
 
 
 def _looked_up(g: Graph, source: Node, node: Node) -> Value:
-    b, x = g.b, dense(g, source)
-    before, after = fake(source).shape, fake(node).shape
+    b, after = g.b, fake(node).shape
     padded = g.sizes.shape(after)
-
-    def true(size: Any) -> Value:
-        return b.broadcast_to(_i32(g, g.extent(size)), padded)
-
-    position, stride = b.full(padded, 0, torch.int32), b.full(padded, 1, torch.int32)
+    position, stride = b.full(padded, 0, torch.int32), b.full((), 1, torch.int32)
     for d in reversed(range(len(padded))):
-        position = position + b.iota(padded, d, torch.int32) * stride
-        stride = stride * true(after[d])
-    place, stride_ = b.full(padded, 0, torch.int32), 1
+        position = position + b.iota(padded, d, torch.int32) * b.broadcast_to(stride, padded)
+        stride = stride * _i32(g, g.extent(after[d]))
+    return element_at(g, source, position)
+
+
+def element_at(g: Graph, source: Node, position: Value) -> Value:
+    """The source's elements at these places of it as it would be without padding, row by row."""
+    b, x, before = g.b, dense(g, source), fake(source).shape
+    padded = position.shape
+    place, stride = b.full(padded, 0, torch.int32), 1
     for d in reversed(range(x.ndim)):
-        place = place + b.remainder(position, true(before[d])) * stride_
-        position = b.divide(position, true(before[d]))
-        stride_ *= x.shape[d]
+        size = b.broadcast_to(_i32(g, g.extent(before[d])), padded)
+        place = place + b.remainder(position, size) * stride
+        position = b.divide(position, size)
+        stride *= x.shape[d]
     flat = lower_op(b, aten.index_select.default, [x.reshape(x.numel), 0, place.reshape(_product_of(padded))])
     return _only(flat).reshape(*padded)
+
+
+def row_major(value: torch.Tensor) -> bool:
+    """Whether a tensor's strides are those of a contiguous one, at any sizes."""
+    expected = expression(1)
+    for size, stride in zip(reversed(value.shape), reversed(value.stride())):
+        if expression(size) != 1 and expression(stride) != expected:
+            return False
+        expected = expected * expression(size)
+    return True
 
 
 def expression_of(value: Any) -> Any:
@@ -384,6 +416,8 @@ _TAKE_SIZES = {
     aten.select.int, aten.slice.Tensor, aten.slice_scatter.default,
     aten.slice_backward.default, aten.select_backward.default, aten.expand.default,
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.constant_pad_nd.default,
+    aten.split_with_sizes.default, aten.as_strided.default, aten.tril.default, aten.triu.default,
+    aten.unfold_backward.default, aten.diagonal_backward.default,
 }  # fmt: skip
 
 
@@ -499,8 +533,9 @@ def reduction(g: Graph, node: Node, specs: Specs, x: Value, *args: Any, **kwargs
     dims = _reduced_dims(x.ndim, args[0] if args else kwargs.get("dim"))
     keepdim = bool(args[1] if len(args) > 1 else kwargs.get("keepdim", False))
     of = node.args[0]
-    if node.target in (aten.max.dim, aten.min.dim) and (of, dims[0]) in g.factors:
-        raise NotImplementedError(f"{node.target} of a dim made of several")
+    if node.target in (aten.max.dim, aten.min.dim):  # the index counts within the dim
+        _make_dense(g, [of])
+        x = dense(g, of)
     neutral = _NEUTRAL[node.target.overloadpacket](x.dtype)  # type: ignore[union-attr]
     kept = [d for d in range(x.ndim) if d not in dims]
     for i, d in enumerate(kept):
@@ -609,42 +644,11 @@ def flip(g: Graph, node: Node, specs: Specs, x: Value, dims: Sequence[int]) -> V
     return x
 
 
-@handler(aten.constant_pad_nd.default)
-def constant_pad(g: Graph, node: Node, specs: Specs, x: Value, pad: Sequence[Any], value: Any = 0) -> Value:
-    """The value stands also where the argument has its padding."""
-    b, of, rank = g.b, node.args[0], x.ndim
-    (spec,) = specs
-    assert spec is not None
-    fill = b.scalar(value, x.dtype)
-    x = clear_dense(g, of, dense(g, of), fill)
-    if any(not isinstance(p, int) or is_extent(p) or p < 0 for p in pad):
-        raise NotImplementedError(f"{node.target} by a size that differs")
-    low, high = [0] * rank, [0] * rank
-    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2])):
-        low[rank - 1 - i], high[rank - 1 - i] = before, after
-    return g.leave(b.pad(x, fill, low, high), spec.shape)
-
-
 def is_extent(x: Any) -> bool:
     """Whether it is a size that differs from call to call."""
     from .lower import Extent
 
     return isinstance(x, Extent)
-
-
-@handler(aten.index.Tensor)
-def index(g: Graph, node: Node, specs: Specs, x: Value, indices: Sequence[Value | None]) -> Any:
-    """Indices below zero count from the true end."""
-    of: Any = node.args[0]
-    placed: list[Value | None] = []
-    for d, at in enumerate(node.args[1]):  # type: ignore[arg-type]
-        where = dense(g, at) if at is not None else None
-        if where is not None and where.is_bool:
-            raise NotImplementedError(f"{node.target} with a mask")
-        if where is not None and is_symbolic(fake(of).shape[d]):
-            where = g.b.select(where < 0, where + _true_size(g, of, d).to(where.dtype), where)
-        placed.append(where)
-    return g.lower(node, (dense(g, of), placed), {}, specs)
 
 
 @handler(aten.topk.default)
@@ -827,11 +831,10 @@ def part_backward(g: Graph, node: Node, specs: Specs, x: Value, size: Any, dim: 
     assert like is not None
     of, dim, x = node.args[0], dim % len(like.shape), dense(g, node.args[0])
     if node.target is aten.select_backward.default:
-        part, step = b.unsqueeze(x, dim), 1
+        part = b.unsqueeze(x, dim)
     else:
-        part, step = clear_dense(g, of, x, 0, [dim]), rest[1]
-    if step != 1:
-        raise NotImplementedError(f"{node.target} with a step")
+        apart = [rest[1] - 1 if d == dim else 0 for d in range(x.ndim)]
+        part = b.pad(clear_dense(g, of, x, 0, [dim]), 0, [0] * x.ndim, [0] * x.ndim, apart)
     at = _i32(g, 0 if start is None else start)
     if not isinstance(start, Extent | None) and start < 0:
         at = _i32(g, g.extent(fake(node).shape[dim])) + at
@@ -845,8 +848,6 @@ def part_backward(g: Graph, node: Node, specs: Specs, x: Value, size: Any, dim: 
 @handler(aten.arange.start_step, aten.arange.default, aten.arange.start)
 def arange(g: Graph, node: Node, specs: Specs, *args: Any, **kwargs: Any) -> Value:
     start, step = (0, 1) if len(args) == 1 else (args[0], args[2] if len(args) > 2 else 1)
-    if is_extent(start) or is_extent(step):
-        raise NotImplementedError(f"{node.target} from or by a number that differs")
     (spec,) = specs
     assert spec is not None
     wide = torch.int64 if not spec.dtype.is_floating_point else spec.dtype
@@ -858,3 +859,6 @@ def _number(g: Graph, x: Any, dtype: torch.dtype) -> Value:
     from .lower import Extent
 
     return (x.true if isinstance(x, Extent) else g.b.scalar(x, dtype)).to(dtype)
+
+
+from . import padded_indexing  # noqa: E402, F401 - registers its handlers
