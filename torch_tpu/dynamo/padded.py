@@ -39,8 +39,8 @@ FREE = {
     aten.clone, aten._to_copy, aten.copy, aten.full, aten.full_like, aten.zeros, aten.zeros_like, aten.ones,
     aten.ones_like, aten.empty, aten.empty_like, aten.new_zeros, aten.new_ones, aten.new_full, aten.new_empty,
     aten.alias, aten.detach, aten.floor_divide, aten.log_sigmoid_forward, aten.log_sigmoid_backward,
-    aten.native_dropout, aten.native_dropout_backward, aten.complex, aten.polar, aten._conj, aten.eye, aten.empty_strided,
-    aten.new_empty_strided, aten.randint, aten.randint_like,
+    aten.native_dropout, aten.native_dropout_backward, aten.complex, aten.polar, aten._conj, aten.eye,
+    aten.empty_strided, aten.new_empty_strided, aten.randint, aten.randint_like,
     aten.rand, aten.rand_like, aten.randn, aten.randn_like, aten.uniform, aten.bernoulli, aten.normal_functional,
 }  # fmt: skip
 
@@ -100,7 +100,7 @@ def why_not(node: Node) -> str:
         return f"{op} over a size that differs"
     if op.overloadpacket in ALONG and (along := _along(node)):
         shape = fake(node.args[0]).shape  # type: ignore[arg-type]
-        return f"{op} along a size that differs" if any(is_symbolic(shape[d]) for d in along) else ""
+        return f"{op} is not known to leave padding out along such a size" if any(is_symbolic(shape[d]) for d in along) else ""
     return "" if is_known(op) else f"{op} is not known to leave padding out"
 
 
