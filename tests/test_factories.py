@@ -70,3 +70,13 @@ def test_devices() -> None:
         assert (x + 1).get_device() == 0
     """
     run_python(code, TORCH_TPU_PLATFORM="cpu", TORCH_TPU_CPU_DEVICES="2")
+
+
+def test_like_a_tensor_on_another_device() -> None:
+    x = torch.ones(3, device="tpu")
+    for device in ("cpu", "meta"):
+        for make in (torch.empty_like, torch.zeros_like, torch.rand_like):
+            assert make(x, device=device).device.type == device
+        assert x.new_zeros(2, device=device).device.type == device
+        assert torch.full_like(x, 2, device=device).device.type == device
+        assert x.new_full((2,), 1.0, device=device).device.type == device

@@ -40,7 +40,7 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
   return static_cast<int64_t>(backend);
 }
 
-// nn.TransformerEncoder turns padded batches into nested tensors if this says so; they do not exist on the device.
+// nn.TransformerEncoder turns padded batches into nested tensors if this says so; here they would be slower.
 bool never_nested(const at::Tensor& /*padded*/, const at::Tensor& /*mask*/) { return false; }
 
 }  // namespace

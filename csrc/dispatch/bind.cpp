@@ -17,6 +17,7 @@ void bind_dispatch(py::module_& m) {
   bind_compiled(m);
   register_record_kernels();
   register_sparse_kernels();
+  register_nested_kernels();
 }
 
 }  // namespace torch_tpu

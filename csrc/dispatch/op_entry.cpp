@@ -68,6 +68,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : op(op), id(next_id()) {
       "aten::repeat_interleave",
       "aten::segment_reduce",
       "aten::_segment_reduce_backward",
+      "aten::_padded_dense_to_jagged_forward",
       "aten::_ctc_loss",
       "aten::_ctc_loss_backward",
       "aten::_scaled_dot_product_fused_attention_overrideable",

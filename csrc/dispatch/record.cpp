@@ -52,9 +52,15 @@ struct Call {
   bool wide = false;                                // scalars travel in double precision
   c10::DeviceIndex device = -1;                     // of the tensors
   c10::DeviceIndex wanted = -1;                     // what a device argument asks for
+  bool elsewhere = false;                           // which is a device of another kind
 
   void add_tensor(const c10::IValue& value, bool out);
   void add_static(const c10::IValue& value);
+  void want(c10::Device where) {
+    elsewhere = !where.is_privateuseone();
+    wanted = where.has_index() ? where.index() : current_device();
+  }
+
   // Whether the first tensor is a fake one, which FakeTensorMode makes real ones like.
   bool is_fake() const { return !inputs.empty() && inputs[0]->unsafe_storage().device_type() == c10::kMeta; }
 
@@ -227,7 +233,7 @@ void encode(Call& call, c10::ArrayRef<c10::IValue> arguments) {
         break;
       case ParameterKind::kDevice:
         call.add_static(value);
-        if (value.isDevice()) call.wanted = value.toDevice().has_index() ? value.toDevice().index() : current_device();
+        if (value.isDevice()) call.want(value.toDevice());
         break;
       default:
         call.add_static(value);
@@ -616,7 +622,8 @@ void record_node(OpEntry& entry, Stack* stack) {
 
   Call call(entry);
   encode(call, arguments);
-  if (C10_UNLIKELY(call.wanted >= 0 && call.device >= 0 && (call.wanted != call.device || call.is_fake()))) {
+  if (C10_UNLIKELY(call.wanted >= 0 && call.device >= 0 &&
+                   (call.wanted != call.device || call.elsewhere || call.is_fake()))) {
     lock.unlock();  // Tensor.new_full, torch.zeros_like and such, for another device than the tensor's
     entry.op.callBoxedForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd, *stack);
     return;

@@ -1,4 +1,5 @@
 // Sparse tensors: indices and values on the device, their structure by PyTorch's own code, their arithmetic on the CPU.
+// What moves them there and back serves nested tensors too.
 #include <ATen/ATen.h>
 #include <ATen/NativeFunctions.h>
 #include <ATen/SparseCsrTensorUtils.h>
@@ -13,7 +14,6 @@ namespace torch_tpu {
 namespace {
 
 using c10::DispatchKey;
-using Stack = torch::jit::Stack;
 
 bool is_compressed(const at::Tensor& tensor) { return at::sparse_csr::is_sparse_compressed(tensor); }
 
@@ -58,9 +58,16 @@ void write_back(const at::Tensor& target, const at::Tensor& host) {
   }
 }
 
-// Calls an op with host copies of its tensors, and moves the results and what it has written back.
-void run_sparse_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, Stack* stack) {
-  note_fallback(op, "sparse tensors have no kernels of their own here");
+at::Tensor& copy_between_sparse(at::Tensor& self, const at::Tensor& source, bool /*non_blocking*/) {
+  if (self.is_same(source)) return self;
+  write_back(self, source.layout() == self.layout() ? source : source.to(self.layout()));
+  return self;
+}
+
+}  // namespace
+
+void run_structured_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys*/, torch::jit::Stack* stack) {
+  note_fallback(op, "sparse and nested tensors have no such kernel of their own here");
   at::AutoDispatchBelowADInplaceOrView guard;
   const auto& schema = op.schema();
   const size_t count = schema.arguments().size();
@@ -114,14 +121,6 @@ void run_sparse_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*keys
   }
 }
 
-at::Tensor& copy_between_sparse(at::Tensor& self, const at::Tensor& source, bool /*non_blocking*/) {
-  if (self.is_same(source)) return self;
-  write_back(self, source.layout() == self.layout() ? source : source.to(self.layout()));
-  return self;
-}
-
-}  // namespace
-
 // What the CPU has a kernel for and PyTorch's default kernels, made for strided tensors, would get wrong.
 void register_sparse_kernels() {
   static torch::Library coo(torch::Library::IMPL, "aten", DispatchKey::SparsePrivateUse1, __FILE__, __LINE__);
@@ -133,7 +132,7 @@ void register_sparse_kernels() {
     const std::string full = name.overload_name.empty() ? name.name : name.name + "." + name.overload_name;
     const auto fill = [&](torch::Library& library, DispatchKey cpu, DispatchKey ours) {
       if (!op->hasKernelForDispatchKey(cpu) || op->hasKernelForDispatchKey(ours)) return;
-      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_sparse_on_cpu>());
+      library.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&run_structured_on_cpu>());
     };
     fill(coo, DispatchKey::SparseCPU, DispatchKey::SparsePrivateUse1);
     fill(compressed, DispatchKey::SparseCsrCPU, DispatchKey::SparseCsrPrivateUse1);
@@ -174,10 +173,10 @@ TORCH_LIBRARY_IMPL(aten, SparseCsrPrivateUse1, m) {
 }
 
 TORCH_LIBRARY_IMPL(_, SparsePrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_sparse_on_cpu>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_structured_on_cpu>());
 }
 TORCH_LIBRARY_IMPL(_, SparseCsrPrivateUse1, m) {
-  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_sparse_on_cpu>());
+  m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_structured_on_cpu>());
 }
 
 }  // namespace torch_tpu
