@@ -147,3 +147,20 @@ def test_two_versions_of_the_package_share_a_cache_folder(tmp_path: Path) -> Non
     assert compiles > 0
     assert changed[1:] == ["0", "0"]  # lowered anew, and found to be the same modules
     assert again[1:] == ["0", str(compiles)]
+
+
+SCARCE = """
+import mmap, torch
+
+with open("/proc/sys/vm/max_map_count") as file:
+    half = int(file.read()) // 2
+# Neighbours of different protection do not become one mapping.
+held = [mmap.mmap(-1, mmap.PAGESIZE, prot=mmap.PROT_READ | (i % 2 and mmap.PROT_WRITE)) for i in range(half)]
+for size in range(1, 150):
+    torch.ones(size, device="tpu").cpu()
+print(torch.tpu.metrics()["program_evictions"])
+"""
+
+
+def test_programs_are_evicted_before_memory_mappings_run_out() -> None:
+    assert int(run_python(SCARCE)) > 0

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <fstream>
+#include <iterator>
 #include <sstream>
 
 #include "metrics.h"
@@ -10,10 +12,22 @@ namespace torch_tpu {
 namespace {
 
 constexpr size_t kLogSize = 4096;
+// After so many new programs it is looked whether the process has memory mappings left.
+constexpr size_t kMappingsLook = 64;
 // How many programs back the search for the most similar one goes.
 constexpr size_t kCompared = 256;
 // Sizes that came so often in a bucket's program, where padding takes time at every launch, get a program of their own.
 constexpr uint32_t kOften = 32;
+
+// Whether more than half of the memory mappings that Linux allows a process are in use. A program of the CPU plugin
+// takes up to a hundred of them, and where there are none left, LLVM ends the process.
+bool mappings_are_scarce() {
+  std::ifstream limit("/proc/sys/vm/max_map_count"), mappings("/proc/self/maps");
+  size_t allowed = 0;
+  if (!(limit >> allowed)) return false;
+  using Chars = std::istreambuf_iterator<char>;
+  return static_cast<size_t>(std::count(Chars(mappings), Chars(), '\n')) > allowed / 2;
+}
 
 ProgramDescription describe(const Trace& trace, const Outputs& outputs, c10::DeviceIndex device) {
   ProgramDescription description;
@@ -159,7 +173,8 @@ std::shared_ptr<Program> ProgramTable::exact_if_often(std::shared_ptr<Program> p
 
 void ProgramTable::make_room() {
   static Counter& evictions = counter("program_evictions");
-  if (in_order_.size() < capacity) return;
+  const bool looks = in_order_.size() % kMappingsLook == kMappingsLook - 1;
+  if (in_order_.size() < capacity && !(looks && mappings_are_scarce())) return;
   std::vector<uint64_t> used;
   for (const Program* program : in_order_) used.push_back(program->used);
   const auto oldest = used.begin() + used.size() / 4;

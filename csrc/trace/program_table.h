@@ -32,7 +32,8 @@ class ProgramTable {
 
   const std::deque<LaunchRecord>& log() const { return log_; }
 
-  // Beyond so many programs the quarter that was not launched for longest is forgotten; the disk cache still has it.
+  // Beyond so many programs, or where memory mappings get scarce, the quarter that was not launched for longest is
+  // forgotten; the disk cache still has it.
   std::atomic<size_t> capacity{2048};
 
   // The buckets: each so many times larger than the one before, and the smallest.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch_tpu._C import Client, Executable
 
 DEFAULT_BYTES = 4 * 10**9
-MEMORY_ENTRIES = 512
+MEMORY_ENTRIES = 128
 
 _MAGIC = b"torch_tpu 1\n"
 _DIGEST = hashlib.sha256().digest_size
