@@ -57,8 +57,8 @@ its dtype's precision of what the CPU computes in the next wider dtype.
 MODES_PREAMBLE = """\
 # Conformance
 
-Written by `python -m benchmarks.coverage --modes ... --limit-samples {samples}`; do not edit. Of the smallest samples
-that PyTorch's own databases have for each op, module or optimizer, so many run on the device and on the CPU. What an
+Written by `python -m benchmarks.coverage --modes ... --resume`, run by run; do not edit. Of the smallest samples that
+PyTorch's own databases have for each op, module or optimizer, up to {samples} run on the device and on the CPU. What an
 experiment does:
 """
 Task = tuple[str, str, str, str]  # mode, op, variant, dtype
@@ -263,7 +263,9 @@ def report(results: dict[Task, Result], dtypes: Sequence[str], args: argparse.Na
 def report_modes(results: dict[Task, Result], modes: Sequence[str], args: argparse.Namespace) -> str:
     """Return docs/conformance.md: what fails, by mode."""
     lines = [MODES_PREAMBLE.format(samples=args.limit_samples)]
-    lines += [f"- **{mode}** ({' '.join(MODES[mode].dtypes)}): {MODES[mode].run.__doc__}" for mode in modes]
+    for mode in modes:
+        dtypes = sorted({t[3] for t in results if t[0] == mode})
+        lines.append(f"- **{mode}** ({' '.join(dtypes)}): {MODES[mode].run.__doc__}")
     lines += ["", *summary(results, "mode", modes)]
     for mode in modes:
         rest = remainder({t: r for t, r in results.items() if t[0] == mode})
@@ -283,7 +285,7 @@ def main() -> None:
     p.add_argument("--limit-samples", type=int, default=3, help="samples of an op and dtype (default: %(default)s)")
     p.add_argument("--jobs", type=int, default=2, help="worker processes (default: %(default)s)")
     p.add_argument("--timeout", type=float, default=60, help="seconds for an op and dtype (default: %(default)s)")
-    p.add_argument("--resume", action="store_true", help="keep the results of the last run, run only what is missing")
+    p.add_argument("--resume", action="store_true", help="keep the results of earlier runs, run only what is missing")
     p.add_argument("--results", type=Path, default=ROOT / "out" / "coverage.jsonl", help="raw results, a line each")
     p.add_argument("--report", type=Path, help="the document (default: in docs/, unless --ops is given)")
     p.add_argument("--device", default="tpu")
@@ -309,23 +311,25 @@ def main() -> None:
 
         run_all([t for t in tasks if t not in results], args, console, record)
 
-    shown = {t: results[t] for t in tasks}
+    # With --resume earlier runs may have had other modes and dtypes: all of it is reported.
+    shown = results
+    modes = [mode for mode in MODES if any(t[0] == mode for t in shown)]
     if args.ops or console.is_terminal:
         for (mode, name, variant, dtype), r in shown.items():
             if r["kind"] not in ("native", "none"):
                 text = f"{mode} {title(name, variant)} {dtype}: {r['kind']}: {r['why'][:300]}  {r.get('sample', '')}"
                 console.print(text, highlight=False, markup=False, soft_wrap=True)
-    forward = args.modes == ["forward"]
+    forward = modes == ["forward"]
     dtypes = args.dtypes or list(MODES["forward"].dtypes)
-    labels = dtypes if forward else args.modes
+    labels = dtypes if forward else modes
     table = Table("dtype" if forward else "mode", "ops", *KINDS[1:], "share native")
     for row in totals(shown, labels):
         table.add_row(*row)
     console.print(table)
-    name = "coverage" if forward else "compiled" if args.modes == COMPILED else "conformance"
+    name = "coverage" if forward else "compiled" if set(modes) <= set(COMPILED) else "conformance"
     path = args.report or (None if args.ops else ROOT / "docs" / f"{name}.md")
     if path:
-        path.write_text(report(shown, dtypes, args) if forward else report_modes(shown, args.modes, args))
+        path.write_text(report(shown, dtypes, args) if forward else report_modes(shown, modes, args))
         console.print(f"written: {path}")
 
 

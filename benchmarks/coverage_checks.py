@@ -268,6 +268,12 @@ def inplace(op: Any, s: Sample) -> Any:
     return written
 
 
+def replaced(op: Any, s: Sample) -> Any:
+    """Call its form with an underscore."""
+    op.inplace_variant(s.input, *s.args, **s.kwargs)
+    return s.input
+
+
 def strided(op: Any, s: Sample) -> Any:
     """Arguments that are not contiguous."""
     import torch
@@ -541,11 +547,7 @@ MODES = {
     "references": Mode(forward, reference_db),
     "higher_order": Mode(compiled, higher_order_db),
     "foreach": Mode(forward, foreach_db),
-    "foreach_inplace": Mode(
-        lambda op, s: (op.inplace_variant(s.input, *s.args, **s.kwargs), s.input)[1],
-        foreach_db,
-        applies=lambda op: op.inplace_variant,
-    ),
+    "foreach_inplace": Mode(replaced, foreach_db, applies=lambda op: op.inplace_variant),
     "modules": Mode(module, module_db, module_samples, dtypes=("float64",)),
     "optimizers": Mode(optimizer, optimizer_db, optimizer_samples, dtypes=("float64",)),
 }

@@ -365,6 +365,10 @@ class Builder:
         if x.is_float and dtypes.is_int(dtype) and (dtype.itemsize < 4 or dtype == torch.uint32):
             # As C++ on every CPU in use: out of range wraps, where StableHLO would saturate.
             x = self.convert(x, torch.int64 if dtype == torch.uint32 else torch.int32)
+        if dtype == torch.float8_e4m3fn:  # it has no infinity: what is too large becomes the largest
+            wide = x if x.is_float and x.dtype.itemsize > 1 else self.convert(x, torch.float32)
+            largest = torch.finfo(dtype).max
+            x = self.clamp(wide, -largest, largest)
         return Value(self, self.hlo.convert(self._type(x.shape, dtype), x.ir), x.shape, dtype, x.weak)
 
     def bitcast_convert(self, x: Value, dtype: torch.dtype) -> Value:

@@ -182,3 +182,28 @@ def scaled_mm(
     if scale_result is not None and out.dtype.itemsize == 1:
         product = product * b.reshape(scale_result, ())
     return product
+
+
+# ScalingType.TensorWise and RowWise
+WHOLE_OR_ROWS = ([0], [1])
+
+
+@lower(aten._scaled_mm_v2)
+def scaled_mm_v2(
+    b: Builder,
+    x: Value,
+    y: Value,
+    scale_a: Sequence[Value],
+    recipe_a: Sequence[int],
+    swizzle_a: Sequence[int],
+    scale_b: Sequence[Value],
+    recipe_b: Sequence[int],
+    swizzle_b: Sequence[int],
+    bias: Value | None,
+    out_dtype: torch.dtype | None,
+    contraction_dim: Sequence[int] = (),
+    use_fast_accum: bool = False,
+) -> Value:
+    if list(recipe_a) not in WHOLE_OR_ROWS or list(recipe_b) not in WHOLE_OR_ROWS:
+        raise NotImplementedError("scales of blocks")
+    return scaled_mm(b, x, y, scale_a[0], scale_b[0], bias)
