@@ -263,7 +263,9 @@ def test_explain_says_why_a_graph_is_compiled_for_exact_sizes() -> None:
         y = x.to("tpu") + 1
         torch.testing.assert_close(run(y).cpu(), (x + 1).median(0)[0])
     explanation = torch.tpu.explain()
-    reason = "torch.compile: exact sizes, inference: aten.median.dim is not known to leave padding out along such a size"
+    reason = (
+        "torch.compile: exact sizes, inference: aten.median.dim is not known to leave padding out along such a size"
+    )
     assert reason in explanation.compiled
     assert reason in str(explanation)
     assert explanation.flushes[-1].reason == "compiled call"

@@ -208,3 +208,48 @@ def test_sizes_that_come_often_get_a_program_of_their_own() -> None:
         repacks = counted("repacks")
         run(21)
     assert counted("programs") == before + 1
+
+
+def _ramp(device: str, *shape: int) -> Tensor:
+    x = torch.arange(float(torch.Size(shape).numel()))
+    return (x * 0.7).sin().reshape(shape).to(device)
+
+
+def _grouped_attention(device: str, heads: int, groups: int, n: int) -> Tensor:
+    key = _ramp(device, 2, groups, n + 1, 8)
+    return F.scaled_dot_product_attention(_ramp(device, 2, heads, n, 8), key, key, enable_gqa=True)
+
+
+def _scattered(device: str, n: int, m: int, k: int) -> Tensor:
+    index = _ramp(device, k, m).argsort(0)
+    return _ramp(device, n, m).scatter_add(0, index, _ramp(device, n + 1, m + 2))
+
+
+# Sizes that a user of torch.compile would hardly mark, but eager code changes as it likes.
+CHANGING: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
+    "parts of a size": (
+        lambda d, n, m, k: F.interpolate(_ramp(d, 1, 2, n, m), size=(k, m - 1), mode="area"),
+        [(4, 4, 3), (6, 6, 3), (9, 5, 4), (6, 7, 2)],
+    ),
+    "grouped heads": (_grouped_attention, [(4, 4, 5), (4, 2, 5), (6, 3, 9), (6, 2, 9)]),
+    "a source larger than the index": (_scattered, [(6, 6, 5), (5, 7, 3), (9, 4, 6), (4, 9, 4)]),
+    "channels": (
+        lambda d, n, c, o: F.conv2d(_ramp(d, n, c, 6, 7), _ramp(d, o, c, 3, 3), _ramp(d, o)),
+        [(2, 3, 4), (3, 5, 2), (4, 2, 9)],
+    ),
+    "channels of groups": (
+        lambda d, n, c, o: F.conv1d(_ramp(d, n, 2 * c, 9), _ramp(d, 2 * o, c, 3), groups=2),
+        [(2, 3, 4), (3, 5, 2), (4, 2, 9)],
+    ),
+    "all dims of a product": (
+        lambda d, n, k, m: _ramp(d, n, k) @ _ramp(d, k, m),
+        [(2, 3, 4), (5, 9, 2), (12, 4, 7)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_any_size_may_change(name: str) -> None:
+    fn, cases = CHANGING[name]
+    for case in cases:
+        torch.testing.assert_close(fn("tpu", *case).cpu(), fn("cpu", *case), rtol=1e-4, atol=1e-5)

@@ -61,8 +61,7 @@ class DynamicProgram:
         self._told = _told(self.graph)
         self._places = [(told.argument, told.dim) for told in self._told]
         self.symbols = [symbol for told in self._told for symbol in told.symbols]
-        found = (s for t in self._fakes() for s in t.shape if is_symbolic(s))
-        self._sizes = list({expression(size): size for size in found}.values())
+        self._sizes = symbolic_sizes(self.graph)
         self._growth = growth(self.graph, self.symbols)
         self.reason = _why_exact(self.graph, options)
         if self.reason:
@@ -156,6 +155,12 @@ def _told(graph: GraphModule) -> list[_Told]:
             told.append(_Told(size, unknown, *place))
             known |= set(unknown)
     return told
+
+
+def symbolic_sizes(graph: GraphModule) -> list[Any]:
+    """The different sizes of the graph's tensors that are no numbers."""
+    found = (s for node in graph.graph.nodes for t in tensors(fake(node)) for s in t.shape if is_symbolic(s))
+    return list({expression(size): size for size in found}.values())
 
 
 def growth(graph: GraphModule, symbols: Sequence[Any]) -> list[int]:

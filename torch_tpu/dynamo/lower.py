@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 
 from torch_tpu.compiler import platform
 from torch_tpu.compiler.program import Scalars
-from torch_tpu.lowering import registry
+from torch_tpu.lowering import mlir, registry
 from torch_tpu.lowering.builder import Builder, TensorSpec, Value
 
 from . import control
@@ -47,7 +47,10 @@ def module(plan: Plan, precision: str) -> Any:
         true = {symbol: scalars.take(torch.int32, torch.int32, False) for symbol in plan.symbols}
         graph = Graph(b, plan.graph, plan.sizes, true, rngs)
         graph.waits = plan.waits
-        graph.run(arguments)
+        try:
+            graph.run(arguments)
+        except mlir.ir.MLIRError as error:  # a rule that does not fit padded sizes
+            raise NotImplementedError(str(error)) from error
         results = [graph.result(r.node).to(r.dtype) for r in plan.results]
         b.finish([v if r.padded is None else graph.leave(v, r.padded) for v, r in zip(results, plan.results)])
     return b.module

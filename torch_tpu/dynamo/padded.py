@@ -55,7 +55,7 @@ FREE_DENSE = {
 # Zeros do not count in these.
 ZEROED = {
     aten.embedding_dense_backward, aten.native_layer_norm_backward, aten._fused_rms_norm_backward,
-    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.scatter_add, aten.index_add,
+    aten._softmax_backward_data, aten._log_softmax_backward_data, aten.index_add,
     aten.convolution, aten.convolution_backward, aten.unfold_backward, aten.diagonal_backward,
 }  # fmt: skip
 
@@ -100,7 +100,8 @@ def why_not(node: Node) -> str:
         return f"{op} over a size that differs"
     if op.overloadpacket in ALONG and (along := _along(node)):
         shape = fake(node.args[0]).shape  # type: ignore[arg-type]
-        return f"{op} is not known to leave padding out along such a size" if any(is_symbolic(shape[d]) for d in along) else ""
+        differs = any(is_symbolic(shape[d]) for d in along)
+        return f"{op} is not known to leave padding out along such a size" if differs else ""
     return "" if is_known(op) else f"{op} is not known to leave padding out"
 
 
@@ -786,6 +787,15 @@ def slice_(
         if not isinstance(start, Extent):
             at = _true_size(g, node.args[0], dim) + at
     return g.b.slice_dim(_from(g, x, dim, at, count), dim, 0, count, step)
+
+
+@handler(aten.scatter_add.default)
+def scatter_add(g: Graph, node: Node, specs: Specs, x: Value, dim: int, index: Value, src: Value) -> Any:
+    """The source may be larger than the index, whose padding must add nothing."""
+    at: Any = node.args[2]
+    index = clear_dense(g, at, dense(g, at), 0)
+    src = clear_dense(g, at, g.leave(dense(g, node.args[3]), index.shape), 0)
+    return g.lower(node, (dense(g, node.args[0]), dim, index, src), {}, specs)
 
 
 @handler(aten.slice_scatter.default)

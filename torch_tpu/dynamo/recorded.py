@@ -30,7 +30,7 @@ from torch_tpu.compiler.program import SCALAR_DTYPES, Scalars, Signature, overlo
 from torch_tpu.lowering import registry, view
 
 from . import padded, programs
-from .dynamic import growth, leaving
+from .dynamic import growth, leaving, symbolic_sizes
 from .options import Options
 from .plan import Parameter, Plan, draws, fake, result, tensors
 from .relations import Relations
@@ -159,6 +159,7 @@ class _Template:
         self._programs: dict[Any, _C.Executable] = {}
         self.reason = next((why for node in self.graph.module.graph.nodes if (why := padded.why_not(node))), "")
         self._growth = growth(self.graph.module, self.graph.symbols)
+        self._sizes = symbolic_sizes(self.graph.module)
 
     def padding(self, numbers: Sequence[int], now: Description, factor: float, minimum: int) -> Padding:
         if self.reason:
@@ -171,9 +172,9 @@ class _Template:
         for value, more, seen in zip(values, self._growth, self.relations.columns):
             small = value + more <= max(seen) < minimum  # a batch of 4 whose last is of 3
             padded_values.append(max(seen) if small else bucket(value + more, factor, minimum))
-        if any(form(padded_values) < form(values) for form in self.relations.forms):
-            raise NotImplementedError("a size that does not grow with its padding")
         sizes = Sizes({**dict(zip(graph.symbols, padded_values)), **dict.fromkeys(graph.starts, 0)})
+        if any(sizes(size) < true(size) for size in self._sizes):
+            raise NotImplementedError("a size that does not grow with its padding")
         plan = graph.plan(sizes, now["donations"])
         left = [leaving(r.node, r.shape, true, lambda size: bucket(size, factor, minimum)) for r in plan.results]
         plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, left)]
