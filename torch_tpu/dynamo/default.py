@@ -2,7 +2,8 @@
 
 The hook is `torch.compiler.set_default_backend`, PyTorch's own. It lives in torch._dynamo, which takes a second to
 import and which torch.compile imports by itself: so a finder waits for that import and sets the default then. In the
-same way Dynamo learns not to trace this package, which the device's kernels call in the middle of a user's frames.
+same way Dynamo learns not to trace this package, which the device's kernels call in the middle of a user's frames, and
+finds all shapes that an op can have.
 """
 
 from __future__ import annotations
@@ -48,7 +49,10 @@ def _set_default(registry: ModuleType) -> None:
 
 
 def _do_not_trace(trace_rules: ModuleType) -> None:
+    from torch_tpu.lowering import registry
+
     trace_rules.add("torch_tpu")
+    registry.load()  # the meta kernels that PyTorch lacks must be there when Dynamo traces
 
 
 _PREPARE: dict[str, Callable[[ModuleType], None]] = {

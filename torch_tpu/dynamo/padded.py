@@ -49,7 +49,7 @@ FREE_DENSE = {
     aten.cumsum, aten.cumprod, aten.logcumsumexp, aten.stack, aten.unbind, aten.embedding,
     aten.native_layer_norm, aten._fused_rms_norm, aten.gather, aten.cummax, aten.cummin,
     aten.view_as_complex, aten.view_as_real, aten.diagonal, aten.diagonal_copy, aten.diagonal_scatter,
-    aten.unfold, aten.unfold_copy,
+    aten.unfold, aten.unfold_copy, aten._thnn_fused_gru_cell, aten._thnn_fused_lstm_cell,
 }  # fmt: skip
 
 # Zeros do not count in these.
@@ -57,6 +57,7 @@ ZEROED = {
     aten.embedding_dense_backward, aten.native_layer_norm_backward, aten._fused_rms_norm_backward,
     aten._softmax_backward_data, aten._log_softmax_backward_data, aten.index_add,
     aten.convolution, aten.convolution_backward, aten.unfold_backward, aten.diagonal_backward,
+    aten._thnn_fused_gru_cell_backward, aten._thnn_fused_lstm_cell_backward_impl,
 }  # fmt: skip
 
 # XLA leaves padding out of these when their inputs are marked with the true sizes.
@@ -369,16 +370,21 @@ def _looked_up(g: Graph, source: Node, node: Node) -> Value:
 
 def element_at(g: Graph, source: Node, position: Value) -> Value:
     """The source's elements at these places of it as it would be without padding, row by row."""
-    b, x, before = g.b, dense(g, source), fake(source).shape
-    padded = position.shape
+    x, place = dense(g, source), padded_place(g, source, position)
+    flat = lower_op(g.b, aten.index_select.default, [x.reshape(x.numel), 0, place.reshape(place.numel)])
+    return _only(flat).reshape(*place.shape)
+
+
+def padded_place(g: Graph, source: Node, position: Value) -> Value:
+    """Where in a dense padded value what would be at these places without padding is."""
+    b, before, padded = g.b, fake(source).shape, position.shape
     place, stride = b.full(padded, 0, torch.int32), 1
-    for d in reversed(range(x.ndim)):
-        size = b.broadcast_to(_i32(g, g.extent(before[d])), padded)
-        place = place + b.remainder(position, size) * stride
-        position = b.divide(position, size)
-        stride *= x.shape[d]
-    flat = lower_op(b, aten.index_select.default, [x.reshape(x.numel), 0, place.reshape(_product_of(padded))])
-    return _only(flat).reshape(*padded)
+    for size in reversed(before):
+        true = b.broadcast_to(_i32(g, g.extent(size)), padded)
+        place = place + b.remainder(position, true) * stride
+        position = b.divide(position, true)
+        stride *= g.sizes(size)
+    return place
 
 
 def row_major(value: torch.Tensor) -> bool:
@@ -417,7 +423,8 @@ _TAKE_SIZES = {
     aten.select.int, aten.slice.Tensor, aten.slice_scatter.default,
     aten.slice_backward.default, aten.select_backward.default, aten.expand.default,
     aten.arange.default, aten.arange.start, aten.arange.start_step, aten.constant_pad_nd.default,
-    aten.split_with_sizes.default, aten.as_strided.default, aten.tril.default, aten.triu.default,
+    aten.split_with_sizes.default, aten.as_strided.default, aten.as_strided_scatter.default,
+    aten.tril.default, aten.triu.default,
     aten.unfold_backward.default, aten.diagonal_backward.default,
 }  # fmt: skip
 

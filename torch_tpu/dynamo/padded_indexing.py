@@ -12,6 +12,7 @@ import torch
 from torch.fx import Node
 
 from torch_tpu.lowering import dtypes
+from torch_tpu.lowering.indices import scatter_dims
 from torch_tpu.lowering.value import Value
 
 from .padded import (
@@ -24,6 +25,7 @@ from .padded import (
     element_at,
     handler,
     is_extent,
+    padded_place,
     row_major,
 )
 from .plan import fake
@@ -130,20 +132,43 @@ def split(g: Graph, node: Node, specs: Specs, x: Value, sizes: Sequence[int], di
     return parts
 
 
+def _places(g: Graph, node: Node, shape: Sequence[int], strides: Sequence[int], offset: int | None) -> Value:
+    """Where the elements of a strided view are, in the argument as it would be without padding."""
+    source: Any = node.args[0]
+    if not row_major(fake(source)) or (offset is None and expression(fake(source).storage_offset()) != 0):
+        raise NotImplementedError(f"{node.target} of a tensor that is not contiguous")
+    place = g.b.broadcast_to(_i32(g, offset or 0), shape)
+    for d, stride in enumerate(strides):
+        place = place + g.b.iota(shape, d, torch.int32) * g.b.broadcast_to(_i32(g, stride), shape)
+    return place
+
+
 @handler(aten.as_strided.default)
 def as_strided(
     g: Graph, node: Node, specs: Specs, x: Value, size: Sequence[int], stride: Sequence[int], offset: int | None = None
 ) -> Value:
-    """Each element from where it would stand if the argument were dense."""
-    source: Any = node.args[0]
-    if not row_major(fake(source)) or (offset is None and expression(fake(source).storage_offset()) != 0):
-        raise NotImplementedError(f"{node.target} of a tensor that is not contiguous")
-    b, (spec,) = g.b, specs
+    (spec,) = specs
     assert spec is not None
-    position = b.broadcast_to(_i32(g, offset or 0), spec.shape)
-    for d, step in enumerate(stride):
-        position = position + b.iota(spec.shape, d, torch.int32) * b.broadcast_to(_i32(g, step), spec.shape)
-    return element_at(g, source, position)
+    return element_at(g, node.args[0], _places(g, node, spec.shape, stride, offset))  # type: ignore[arg-type]
+
+
+@handler(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    g: Graph,
+    node: Node,
+    specs: Specs,
+    x: Value,
+    src: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    offset: int | None = None,
+) -> Value:
+    b, x, of = g.b, dense(g, node.args[0]), node.args[1]
+    src = dense(g, of)
+    place = padded_place(g, node.args[0], _places(g, node, src.shape, stride, offset))  # type: ignore[arg-type]
+    at = clear_dense(g, of, place, x.numel).reshape(src.numel)
+    flat = scatter_dims(b, x.reshape(x.numel), [0], [at], src.to(x.dtype).reshape(src.numel), 0, lambda old, new: new)
+    return flat.reshape(*x.shape)
 
 
 @handler(aten.tril.default, aten.triu.default)
