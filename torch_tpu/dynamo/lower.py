@@ -17,7 +17,6 @@ import torch
 from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import GraphModule, Node
 
-from torch_tpu.compiler import platform
 from torch_tpu.compiler.program import Scalars
 from torch_tpu.lowering import mlir, registry
 from torch_tpu.lowering.builder import Builder, TensorSpec, Value
@@ -27,9 +26,9 @@ from .plan import COPY, Plan, attribute, draws, fake, scalar_words
 from .shapes import Sizes, expression, is_symbolic
 
 
-def module(plan: Plan, precision: str) -> Any:
-    """The StableHLO module of a plan."""
-    b = Builder(platform=platform.select().platform, matmul_precision=precision)
+def module(plan: Plan, precision: str, platform_name: str) -> Any:
+    """The StableHLO module of a plan, for a platform (tpu or cpu)."""
+    b = Builder(platform=platform_name, matmul_precision=precision)
     specs = [TensorSpec(p.shape, p.dtype) for p in plan.parameters if p.use == 0]
     words = scalar_words(plan)
     if words:

@@ -42,7 +42,17 @@ class ProgramRecord:
         """The module as text."""
         from . import lower
 
-        return str(lower.module(self.plan, self.precision))
+        return str(lower.module(self.plan, self.precision, platform.select().platform))
+
+    def artifact(self, platform_name: str = "tpu") -> bytes:
+        """The program as a portable StableHLO artifact, lowered for a platform (tpu or cpu), as `dryrun.compile_for`
+        takes it."""
+        from torch_tpu.lowering import mlir
+
+        from . import lower
+
+        module = lower.module(self.plan, self.precision, platform_name)
+        return mlir.serialize(module, stablehlo_version(_C.default_client()))
 
     @property
     def optimized_hlo(self) -> str:
@@ -129,7 +139,8 @@ def executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str
     """A plan's program, from the cache or compiled, and the compiler's options."""
     client = _C.default_client()
     precision = precision_of(options)
-    encode = functools.partial(for_device, platform.select().platform, client.devices[plan.device].info.id)
+    chosen_platform = platform.select().platform
+    encode = functools.partial(for_device, chosen_platform, client.devices[plan.device].info.id)
     words = planning.fingerprint(plan) + repr((precision, torch.get_default_dtype())).encode()
 
     def compile_with(overrides: Mapping[str, OptionValue]) -> _C.Executable:
@@ -147,7 +158,7 @@ def executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str
 
         from . import lower
 
-        return mlir.serialize(lower.module(plan, precision), stablehlo_version(client))
+        return mlir.serialize(lower.module(plan, precision, chosen_platform), stablehlo_version(client))
 
     chosen = options.compiler_options
     if options.autotune:
