@@ -71,6 +71,20 @@ def test_gradients_of_a_product() -> None:
         torch.testing.assert_close(mine, theirs)
 
 
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax", "amin"])
+def test_gradients_of_a_reducing_product(reduce: str) -> None:
+    def run(device: str) -> list[Tensor]:
+        sparse = DENSE.to_sparse_csr().to(device).requires_grad_()
+        matrix = torch.linspace(-1, 1, 3 * DENSE.shape[1]).reshape(-1, 3).to(device).requires_grad_()
+        torch.sparse.mm(sparse, matrix, reduce).square().sum().backward()
+        assert sparse.grad is not None
+        assert matrix.grad is not None
+        return [sparse.grad.cpu().to_dense(), matrix.grad.cpu()]
+
+    for mine, theirs in zip(run("tpu"), run("cpu"), strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
 @pytest.mark.parametrize("optimizer", [torch.optim.SparseAdam, torch.optim.SGD, torch.optim.Adagrad])
 def test_sparse_gradients_of_embeddings(optimizer: type[torch.optim.Optimizer]) -> None:
     def run(device: str) -> list[Tensor]:

@@ -76,6 +76,8 @@ void run_structured_on_cpu(const c10::OperatorHandle& op, c10::DispatchKeySet /*
   const auto host_of = [&](const at::Tensor& tensor, bool write) {
     if (tensor.defined() && tensor.is_privateuseone()) device = tensor.device();
     const at::Tensor host = to_host(tensor);
+    // Some kernels keep what the backward pass needs only where there will be one.
+    if (host.defined() && !host.is_same(tensor) && tensor.requires_grad()) host.set_requires_grad(true);
     if (write) written.emplace_back(tensor, host);
     return host;
   };
