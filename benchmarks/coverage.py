@@ -43,6 +43,27 @@ MEANING = {
     "crash": "the process died",
     "none": "OpInfo lists the dtype, but the CPU runs none of the samples; not counted",
 }
+NO_COMPLEX_HALF = "StableHLO has no complex numbers of two halves"
+SPARSE = "the arithmetic of sparse tensors runs on the CPU"
+STATISTICS = "the statistics of narrow inputs are float32, as on CUDA; the CPU's are narrow"
+REASONS = {
+    "_native_batch_norm_legit": STATISTICS,
+    "_refs._conversions.chalf": NO_COMPLEX_HALF,
+    "_segment_reduce": "the emptied data is shorter than the sample's lengths say; the CPU reads past its end",
+    "auto_functionalize": "the sample's op has a kernel for the CPU only",
+    "chalf": NO_COMPLEX_HALF,
+    "complex": NO_COMPLEX_HALF,
+    "multinomial": "to look at the probabilities' values would be to wait for the device",
+    "narrow_copy": "a dim out of range is an IndexError, as for narrow",
+    "native_batch_norm": STATISTICS,
+    "nn.functional.pixel_unshuffle": "of nothing the CPU makes the shape it was given; here it is the documented one",
+    "repeat_interleave": "of nothing the sample's output_size cannot be made; the CPU ignores that",
+    "sparse.mm": SPARSE,
+    "sparse.sampled_addmm": SPARSE,
+    "SparseAdam": SPARSE,
+    "to_sparse": SPARSE,
+    "view_as_complex": NO_COMPLEX_HALF,
+}
 PREAMBLE = """\
 # Op coverage
 
@@ -237,6 +258,12 @@ def remainder(results: dict[Task, Result]) -> list[str]:
     return lines
 
 
+def reasons(results: dict[Task, Result]) -> list[str]:
+    """Return a list of why what is not native is so."""
+    names = sorted({t[1] for t, r in results.items() if r["kind"] not in ("native", "none")} & REASONS.keys())
+    return ["", "## Reasons", "", *(f"- **{name}**: {REASONS[name]}" for name in names)] if names else []
+
+
 def report(results: dict[Task, Result], dtypes: Sequence[str], args: argparse.Namespace) -> str:
     """Return docs/coverage.md: every op, forward."""
     tolerances = ", ".join(f"{name} {rtol:g}/{atol:g}" for name, (rtol, atol) in TOLERANCES.items())
@@ -246,6 +273,7 @@ def report(results: dict[Task, Result], dtypes: Sequence[str], args: argparse.Na
         "",
         "## What is not native",
         *remainder(results),
+        *reasons(results),
         "",
         "## Every op",
         "",
@@ -270,6 +298,7 @@ def report_modes(results: dict[Task, Result], modes: Sequence[str], args: argpar
     for mode in modes:
         rest = remainder({t: r for t, r in results.items() if t[0] == mode})
         lines += ["", f"## {mode}", *rest] if rest else []
+    lines += reasons(results)
     return "\n".join(lines) + "\n"
 
 
