@@ -1,4 +1,4 @@
-"""Programs over padded buckets compile for TPUs too: those of torch.compile and those of fused mode, which are alike."""
+"""Programs over padded buckets compile for TPUs too: torch.compile's, and so fused mode's, which are made alike."""
 
 from __future__ import annotations
 
