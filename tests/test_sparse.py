@@ -1,4 +1,4 @@
-"""Sparse tensors: their parts live on the device, their arithmetic is the CPU's and is counted."""
+"""Sparse tensors: their parts live on the device, and most of their arithmetic is the CPU's and is counted."""
 
 from __future__ import annotations
 
@@ -56,6 +56,25 @@ def test_made_on_the_device() -> None:
     csr = coo.coalesce().to_sparse_csr()
     assert csr.crow_indices().tolist() == [0, 2, 2]
     assert DENSE.to("tpu").to_sparse()._nnz() == 3
+
+
+def test_sums_at_indices_need_no_cpu() -> None:
+    def run(device: str) -> list[Tensor]:
+        indices, values = torch.tensor([[1, 0, 1, 0], [2, 0, 2, 1]], device=device), torch.arange(8.0).reshape(4, 2)
+        coo = torch.sparse_coo_tensor(indices, values.to(device), (3, 4, 2))
+        given = torch.ones(3, 4, 2, device=device)
+        summed = coo.coalesce()
+        back = (given * summed.to_dense()).to_sparse()
+        block = given.to_sparse(2)
+        masked = given.add(coo, alpha=2).sparse_mask(summed)
+        parts = [t for x in (summed, back, block, masked) for t in (x.indices(), x.values())]
+        return [t.cpu() for t in (*parts, coo.to_dense(), given.add_(coo))]
+
+    before = torch.tpu.metrics().get("cpu_fallbacks", 0)
+    mine = run("tpu")
+    assert torch.tpu.metrics().get("cpu_fallbacks", 0) == before
+    for got, want in zip(mine, run("cpu"), strict=True):
+        torch.testing.assert_close(got, want)
 
 
 def test_gradients_of_a_product() -> None:
