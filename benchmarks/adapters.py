@@ -47,6 +47,10 @@ class Adapter:
         """Return how many programs this process has compiled."""
         return None
 
+    def parts(self) -> dict[str, float]:
+        """Return what took how many seconds of the compilations so far."""
+        return {}
+
 
 class Tpu(Adapter):
     """This package in one of its eager modes."""
@@ -86,6 +90,15 @@ class Compiled(Tpu):
 
         compile_ = functools.partial(self.torch.compile, backend="tpu")
         return build("gpt" if workload.startswith("start") else workload, self.device, self.mark, self.wait, compile_)
+
+    def parts(self) -> dict[str, float]:
+        """Return the seconds of Dynamo, AOTAutograd, lowering to StableHLO and XLA."""
+        from torch._dynamo.utils import compilation_time_metrics
+
+        spent = lambda name: sum(compilation_time_metrics.get(name, ()))
+        backend, lower, xla = map(spent, ("OutputGraph.call_user_compiler", "torch_tpu.lower", "torch_tpu.compile"))
+        dynamo = spent("_compile.compile_inner") - backend
+        return {"Dynamo": dynamo, "AOTAutograd": backend - lower - xla, "lowering": lower, "XLA": xla}
 
 
 class Whole(Compiled):

@@ -68,6 +68,7 @@ def measure(adapter_name: str, workload: str, budget: float, born: float) -> dic
         first, total = clock() - begin, time.time() - born
     chain = workload.startswith("chain")
     result: dict[str, Any] = {"version": adapter.version(), "first": first, "others": first_load.share}
+    result["parts"] = adapter.parts()
     result["compiles_first"] = adapter.compiles()
     result["values"] = [] if chain else as_numbers(value)
     if workload.startswith("start"):

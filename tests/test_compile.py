@@ -296,6 +296,26 @@ def test_op_without_a_rule_runs_eagerly_and_is_counted() -> None:
     assert pieces() or torch.tpu.metrics().get("compile.eager_piece.aten.index.Tensor", 0) == before
 
 
+def test_assertions_are_results_that_nobody_waits_for() -> None:
+    def fn(i: Tensor, x: Tensor) -> Tensor:
+        torch._assert_async((x > 0).all(), "x must be positive")
+        return F.one_hot(i, 4).sum(0) + x.sum().long()
+
+    run, i, x = compiled(fn), torch.tensor([0, 3]), torch.ones(3)
+    before = torch.tpu.metrics().get("compile.eager_piece.aten._assert_async.msg", 0)
+    torch.testing.assert_close(run(i.to("tpu"), x.to("tpu")).cpu(), fn(i, x))
+    torch.tpu.synchronize()
+    for wrong, message in (((i, -x), "x must be positive"), ((i + 1, x), "Class values must be smaller")):
+        run(*(t.to("tpu") for t in wrong))
+        with pytest.raises(RuntimeError, match=message):
+            torch.tpu.synchronize()
+    torch.tpu.synchronize()
+    torch._assert_async(torch.tensor(False).to("tpu"), "in eager mode")
+    with pytest.raises(RuntimeError, match="in eager mode"):
+        torch.tpu.synchronize()
+    assert torch.tpu.metrics().get("compile.eager_piece.aten._assert_async.msg", 0) == before
+
+
 # ---- options
 
 
@@ -398,6 +418,10 @@ def test_second_process_builds_no_module(tmp_path: Any) -> None:
         model = torch.compile(model, backend="tpu")
         for _ in range(2):
             model(torch.ones(2, 3).to("tpu")).sum().backward()
+        grow = torch.compile(lambda x: torch.cat([x, x[:1]]).softmax(0), backend="tpu", dynamic=True)
+        x = torch.ones(5, 2).to("tpu")
+        for _ in range(5):
+            x = grow(x)
         torch.tpu.synchronize()
         print(torch.tpu.cache.stats()["compiles"] > 0, "jaxlib.mlir.ir" in sys.modules)
     """

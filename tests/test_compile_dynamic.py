@@ -319,7 +319,7 @@ def test_growing_cache_compiles_once_a_bucket() -> None:
         device, found = run(device, new.to("tpu"))
         torch.testing.assert_close(found.cpu(), wanted, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(device.cpu(), cache)
-    assert programs() - before <= 4  # 8, 16, 32, 64
+    assert programs() - before <= 5  # 8, 16, 32, 64, and 128 ahead of time
     assert torch.tpu.metrics()["repacks"] - repacks <= 50
 
 

@@ -60,7 +60,8 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : op(op), id(next_id()) {
     parameter.out = argument.is_out();
     parameters.push_back(parameter);
   }
-  // Zeros as pivots, lengths or offsets are out of bounds, or refused for their values; attention has no CPU kernel.
+  // Zeros as pivots, lengths or offsets are out of bounds, or refused for their values, or assert what is false;
+  // attention has no CPU kernel.
   static const std::unordered_set<std::string> no_zeros{
       "aten::lu_unpack",
       "aten::linalg_lu_solve",
@@ -69,6 +70,7 @@ OpEntry::OpEntry(const c10::OperatorHandle& op) : op(op), id(next_id()) {
       "aten::segment_reduce",
       "aten::_segment_reduce_backward",
       "aten::_padded_dense_to_jagged_forward",
+      "aten::_assert_async",
       "aten::_ctc_loss",
       "aten::_ctc_loss_backward",
       "aten::_scaled_dot_product_fused_attention_overrideable",

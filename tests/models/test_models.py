@@ -71,7 +71,7 @@ def test_training_step(name: str, device: str) -> None:
     assert_near(train_step(model.to(device), to(inputs, device)), expected)
 
 
-@pytest.mark.parametrize("name", ["vit", "unet", "llama"])
+@pytest.mark.parametrize("name", ["vit", "unet", "llama", "moe"])
 def test_compiled_step(name: str, device: str) -> None:
     """The same through torch.compile without a graph break."""
     torch._dynamo.reset()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,6 +41,12 @@ class _Entry:
     numbers: list[tuple[int, int]]  # results that are sizes: position and value
 
 
+@functools.cache
+def _compiler() -> ThreadPoolExecutor:
+    """The thread that compiles ahead."""
+    return ThreadPoolExecutor(1, "torch_tpu compiles ahead")
+
+
 @dataclass(frozen=True)
 class _Told:
     """A size that a call's arguments tell: a number (dim -1) or the size of a dim."""
@@ -68,6 +76,7 @@ class DynamicProgram:
             self._give_up(self.reason)
         self._entries: dict[tuple[int, ...], _Entry] = {}
         self._programs: dict[Any, _C.CompiledProgram] = {}
+        self._ahead: dict[Any, Future[_C.CompiledProgram]] = {}
 
     def _give_up(self, reason: str) -> None:
         self.reason = reason
@@ -95,26 +104,45 @@ class DynamicProgram:
         outside = self._plan(true)
         if self.reason:
             return _Entry(programs.finish(outside, self.kind, self.options), None, [])
-        limits = self._limits()
-        buckets = [min(self._bucket(v + more), limit) for v, more, limit in zip(values, self._growth, limits)]
+        buckets = self._buckets(values)
         padded_sizes = Sizes(dict(zip(self.symbols, buckets)))
         if any(padded_sizes(size) < true(size) for size in self._sizes):  # a quotient of sizes, such as n // 5
             self._give_up("a size that does not grow with its padding")
             return self._specialise(values)
-        plan = self._plan(padded_sizes, self.symbols)
-        left = [leaving(r.node, p.shape, true, self._bucket) for r, p in zip(outside.results, plan.results)]
-        plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, left)]
-        key = (tuple(buckets), tuple(left))
+        key, plan = self._padded(outside, true, buckets)
         program = self._programs.get(key)
         if program is None:
+            self._compile_ahead(values, buckets)
             try:
-                program = self._programs[key] = programs.finish(plan, self.kind, self.options)
+                ahead = self._ahead.pop(key, None)
+                made = programs.finish(plan, self.kind, self.options) if ahead is None else ahead.result()
             except (RuntimeError, ValueError) as error:  # a pattern that XLA or a rule cannot pad
                 self._give_up(str(error).splitlines()[0])
                 return self._specialise(values)
+            program = self._programs[key] = made
         logical = [(r.dtype, r.shape, r.strides) for r in outside.results]
         numbers = [(i, constant) for i, (kind, _, constant) in enumerate(outside.outputs) if kind == 2]
         return _Entry(program, _C.CompiledExtents(list(values), logical, outside.draws), numbers)
+
+    def _padded(self, outside: planning.Plan, true: Sizes, buckets: Sequence[int]) -> tuple[Any, planning.Plan]:
+        """The plan of the program for these buckets, whose results leave it for these true sizes, and its key."""
+        plan = self._plan(Sizes(dict(zip(self.symbols, buckets))), self.symbols)
+        left = [leaving(r.node, p.shape, true, self._bucket) for r, p in zip(outside.results, plan.results)]
+        plan.results = [replace(r, padded=dims) for r, dims in zip(plan.results, left)]
+        return (tuple(buckets), tuple(left)), plan
+
+    def _compile_ahead(self, values: Sequence[int], buckets: Sequence[int]) -> None:
+        """What grows will leave its buckets: compile for the next ones meanwhile, so that nobody waits then."""
+        grown = [size - more + 1 if more else value for value, size, more in zip(values, buckets, self._growth)]
+        if not any(self._growth) or any(value > limit for value, limit in zip(grown, self._limits())):
+            return
+        true = Sizes(dict(zip(self.symbols, grown)))
+        key, plan = self._padded(self._plan(true), true, self._buckets(grown))
+        if key not in self._programs and key not in self._ahead:
+            self._ahead[key] = _compiler().submit(programs.finish, plan, self.kind, self.options)
+
+    def _buckets(self, values: Sequence[int]) -> list[int]:
+        return [min(self._bucket(v + more), limit) for v, more, limit in zip(values, self._growth, self._limits())]
 
     def _plan(self, sizes: Sizes, symbols: Sequence[Any] = ()) -> planning.Plan:
         return planning.make(self.graph, self.device, self.options.donate, self.kind == "backward", sizes, symbols)

@@ -1,4 +1,7 @@
-"""What a graph does outside of its program: it updates numbers that the host keeps, it makes results that are views."""
+"""What a graph does outside of its program: it updates numbers that the host keeps, it makes results that are views.
+
+Conditions that it asserts are results of the program, which nobody waits for.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 import torch
 from torch._guards import TracingContext
 from torch.fx import Graph, GraphModule, Node
+
+from torch_tpu.lowering import assertions
 
 from .plan import COPY, fake, tensors
 from .shapes import is_symbolic
@@ -82,6 +87,37 @@ def _ancestors(nodes: Sequence[Node]) -> set[Node]:
             found.add(node)
             waiting += node.all_input_nodes
     return found
+
+
+# ---- assertions
+
+_ASSERTS = (torch.ops.aten._assert_async.default, torch.ops.aten._assert_async.msg)
+
+
+def take_assertions(graph: GraphModule) -> Callable[[Compiled], Compiled]:
+    """Make what the graph asserts of tensors results of it, which the function returned takes from a program's."""
+    asserts = [node for node in graph.graph.nodes if node.target in _ASSERTS]
+    if not asserts:
+        return lambda program: program
+    (output,) = graph.graph.find_nodes(op="output")
+    output.args = ([*output.args[0], *(node.args[0] for node in asserts)],)
+    messages = [node.args[1:] for node in asserts]
+    for node in asserts:
+        graph.graph.erase_node(node)
+    graph.recompile()
+
+    def attach(program: Compiled) -> Compiled:
+        def run(arguments: list[Any]) -> Any:
+            results = list(program(arguments))
+            conditions = results[len(results) - len(messages) :]
+            for condition, message in zip(conditions, messages):
+                assertions.assert_later(condition, *message)
+            return results[: -len(messages)]
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    return attach
 
 
 # ---- results that share their memory

@@ -25,7 +25,12 @@ Compiled = Callable[[list[Any]], Any]
 
 def compile_graph(graph: GraphModule, kind: str, options: Options) -> Compiled:
     """A boxed callable for an FX graph of functional ATen ops."""
-    attach = outside.take_host_writes(graph)
+    assert_later = outside.take_assertions(graph)
+    write_host = outside.take_host_writes(graph)
+
+    def attach(program: Compiled) -> Compiled:
+        return assert_later(write_host(program))
+
     views = outside.separate_views(graph, kind)
     reasons: dict[Node, str] = {}
     for node in graph.graph.nodes:

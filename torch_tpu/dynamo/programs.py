@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch._dynamo.utils import dynamo_timed
 from torch.fx import GraphModule
 
 from torch_tpu import _C
@@ -146,9 +147,12 @@ def executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str
     def compile_with(overrides: Mapping[str, OptionValue]) -> _C.Executable:
         encoded = encode(overrides)
 
+        def compile_() -> _C.Executable:
+            with dynamo_timed("torch_tpu.compile"):
+                return client.compile(artifact(), "mlir", encoded)
+
         def build_module() -> tuple[str, Callable[[], _C.Executable]]:
-            module = artifact()
-            return cache.module_key(module, encoded, client), lambda: client.compile(module, "mlir", encoded)
+            return cache.module_key(artifact(), encoded, client), compile_
 
         return cache.get_or_build(cache.trace_key(b"fx" + words, encoded, client), build_module)
 
@@ -158,7 +162,8 @@ def executable(plan: Plan, options: Options) -> tuple[_C.Executable, Mapping[str
 
         from . import lower
 
-        return mlir.serialize(lower.module(plan, precision, chosen_platform), stablehlo_version(client))
+        with dynamo_timed("torch_tpu.lower"):  # what PyTorch's own tools show of a compilation
+            return mlir.serialize(lower.module(plan, precision, chosen_platform), stablehlo_version(client))
 
     chosen = options.compiler_options
     if options.autotune:

@@ -10,6 +10,7 @@ import functools
 import importlib
 import itertools
 import pkgutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -432,6 +433,7 @@ def _decompositions() -> dict[Any, RuleFn]:
 
 
 _graphs: dict[Any, torch.fx.GraphModule] = {}
+_tracing = threading.RLock()  # compile threads build modules, and a tracer patches what all of them see
 
 
 def _lower_decomposed(op: OpOverload, using: RuleFn | None, b: Builder, *args: Any, **kwargs: Any) -> Any:
@@ -471,7 +473,8 @@ def _trace(fn: RuleFn, leaves: list[Any], spec: Any) -> torch.fx.GraphModule:
 
     with FakeTensorMode(), torch.no_grad():
         fakes = [torch.empty(leaves[i].shape, dtype=leaves[i].dtype) for i in where]
-        graph: torch.fx.GraphModule = make_fx(flat, decomposition_table=_decompositions())(*fakes)
+        with _tracing:
+            graph: torch.fx.GraphModule = make_fx(flat, decomposition_table=_decompositions())(*fakes)
     graph.graph.eliminate_dead_code()
     return graph
 

@@ -155,7 +155,10 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
 
 def synchronize(device: DeviceLike = None) -> None:
     """Waits until everything given to `device` is done; raises what failed and nobody has seen yet."""
+    from torch_tpu.lowering import assertions
+
     torch.accelerator.synchronize(index_of(device))
+    assertions.check()
 
 
 def platform(reason: bool = False) -> str:
