@@ -119,6 +119,22 @@ def test_draws_as_strict() -> None:
         assert all(torch.equal(a, b) for a, b in zip(found, wanted))
 
 
+def test_sizes_of_what_is_made_on_the_device() -> None:
+    before = counted("programs")
+    for n in (20, 21, 25, 30, 31, 33, 40):
+        wanted = torch.arange(n).cumsum(0) + torch.ones(n)
+        assert torch.equal((torch.arange(n, device="tpu").cumsum(0) + torch.ones(n, device="tpu")).cpu(), wanted)
+    assert counted("programs") - before == 3  # 20 alone, then up to 32, 64
+
+
+def test_another_part_of_the_same_tensor_is_no_other_size() -> None:
+    x = torch.arange(60.0).reshape(3, 4, 5)
+    device, padded = x.to("tpu"), counted("padded_programs")
+    for part in (lambda x: x[0], lambda x: x[:, 1], lambda x: x[:, 1:3, 2], lambda x: x[1:, :2, 3]):
+        assert torch.equal((part(device) + 1).cpu(), part(x) + 1)
+    assert counted("padded_programs") == padded
+
+
 def test_results_are_ordinary_tensors() -> None:
     for n in (5, 6, 7):
         x = torch.randn(n, 3)
@@ -169,7 +185,7 @@ def test_relations_hold_only_for_what_they_compute(samples: list[tuple[int, int]
     def numbers(n: int, m: int) -> list[int]:
         return [n * m, 7, m, n, n * m * 3, n + 1, 2 * m + 3, n + m, m * m, n * (m + 1)]
 
-    relations = Relations([numbers(*s) for s in samples], 1)
+    relations = Relations([numbers(*s) for s in samples])
     assert all(relations.holds(numbers(*s)) for s in samples)
     recorded_now = numbers(*other)
     if relations.holds(recorded_now):

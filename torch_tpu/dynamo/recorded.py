@@ -65,8 +65,8 @@ class Padding:
 class _Family:
     """Recordings that are alike but for their sizes."""
 
-    def __init__(self, first: list[int]) -> None:
-        self._samples = [first]
+    def __init__(self, first: Description) -> None:
+        self._samples = [(_numbers(first), _sources(first))]
         self._templates: list[_Template] = []
 
     def padding(self, numbers: list[int], now: Description, scalars: list[int], factor: float, minimum: int) -> Padding:
@@ -81,12 +81,14 @@ class _Family:
         """Formulas for all recordings so far, or for this one and one other."""
         if len(self._templates) == TEMPLATES:
             raise ValueError("sizes that follow no formula")
-        samples, self._samples = self._samples, [*self._samples, numbers][-SAMPLES:]
-        refusal: Exception = ValueError("sizes that follow no formula")
-        inputs = sum(len(dims) for _, dims in now["inputs"])
+        samples, sources = self._samples, _sources(now)
+        self._samples = [*samples, (numbers, sources)][-SAMPLES:]
+        refusal: Exception = ValueError("a number that is no size differs")
         for others in (samples, *([sample] for sample in reversed(samples) if len(samples) > 1)):
+            if all(theirs == sources for _, theirs in others):
+                continue
             try:
-                template = _Template(Relations([*others, numbers], inputs), now, scalars)
+                template = _Template(Relations([*(n for n, _ in others), numbers]), now, scalars)
             except (NotImplementedError, ValueError) as error:
                 refusal = error
                 continue
@@ -121,17 +123,23 @@ def _pad(family: int, now: Description, scalars: list[int], first: Description, 
     if family not in _families:
         if len(_families) >= FAMILIES:
             _families.pop(next(iter(_families)))
-        _families[family] = _Family(_numbers(first))
+        _families[family] = _Family(first)
     return _families[family].padding(numbers, now, scalars, factor, minimum)
 
 
 def _numbers(description: Description) -> list[int]:
-    """All sizes of a recording, and what may be computed from sizes, in an order that its family shares: those of the
-    inputs first."""
+    """All sizes of a recording, and what may be computed from sizes, in an order that its family shares."""
     found = signatures(description)
     of = {id_: [*_arguments(s.arguments), *(n for o in s.outputs if o for n in o[1])] for id_, s in found.items()}
     inputs = [n for _, dims in description["inputs"] for n in dims]
     return inputs + [n for id_, _, _ in description["nodes"] for n in of[id_]]
+
+
+def _sources(description: Description) -> list[Any]:
+    """The sizes that come from outside: of inputs, and of what is made from nothing."""
+    found = signatures(description)
+    made = [found[id_].outputs for id_, refs, _ in description["nodes"] if not refs]
+    return [[dims for _, dims in description["inputs"]], made]
 
 
 def _arguments(arguments: Sequence[Any]) -> Iterator[int]:

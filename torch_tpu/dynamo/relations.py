@@ -13,12 +13,9 @@ Form = Callable[[Sequence[Any]], Any]  # what computes it from the symbols, whic
 class Relations:
     """The numbers of recordings that are alike but for their sizes, as formulas of as few of them as possible."""
 
-    def __init__(self, recordings: Sequence[Sequence[int]], inputs: int) -> None:
-        """The first `inputs` numbers are the sizes of inputs. Raises ValueError where none of these differs (of no
-        inputs: no number), or where a size that differs was 0 or 1, which PyTorch treats apart."""
+    def __init__(self, recordings: Sequence[Sequence[int]]) -> None:
+        """Raises ValueError where a size that differs was 0 or 1, which PyTorch treats apart."""
         columns = list(zip(*recordings))
-        if not any(len(set(column)) > 1 for column in columns[: inputs or None]):
-            raise ValueError("a number that is no size differs")
         self.columns: list[Column] = []  # of the symbols
         self._positions: list[int] = []  # the number that is the symbol
         self._found: dict[Column, Form] = {}
