@@ -200,6 +200,7 @@ def test_padding_never_shows(name: str) -> None:
         "unreduced cross entropy",
         "attention", "attention to all", "losses", "batch statistics", "convolution", "grouped attention",
         "indexed writes", "indexed reads", "pooling", "windows", "resizing", "rotary embedding", "parts", "top", "sort",
+        "bags",
     ],
 )  # fmt: skip
 def test_gradients(name: str) -> None:

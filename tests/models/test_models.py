@@ -71,13 +71,15 @@ def test_training_step(name: str, device: str) -> None:
     assert_near(train_step(model.to(device), to(inputs, device)), expected)
 
 
-@pytest.mark.parametrize("name", ["vit", "unet", "llama", "moe"])
-def test_compiled_step(name: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dynamic"), [("vit", False), ("unet", False), ("llama", False), ("moe", False), ("llama", True)]
+)
+def test_compiled_step(name: str, dynamic: bool, device: str) -> None:
     """The same through torch.compile without a graph break."""
     torch._dynamo.reset()
     model, inputs = build(name)
     expected = train_step(copy.deepcopy(model), inputs)
-    model.to(device).compile(backend="tpu" if device == "tpu" else "aot_eager", fullgraph=True)
+    model.to(device).compile(backend="tpu" if device == "tpu" else "aot_eager", fullgraph=True, dynamic=dynamic)
     assert_near(train_step(model, to(inputs, device)), expected)
 
 

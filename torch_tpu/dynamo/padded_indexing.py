@@ -237,7 +237,7 @@ def embedding_bag(g: Graph, node: Node, specs: Specs, weight: Value, *args: Any,
     return g.lower(node, (), given, specs)
 
 
-@handler(aten._embedding_bag_dense_backward.default)
+@handler(aten._embedding_bag_dense_backward.default, aten._embedding_bag_backward.default)
 def embedding_bag_backward(g: Graph, node: Node, specs: Specs, *_: Any, **kwargs: Any) -> Any:
     names = [a.name for a in node.target._schema.arguments]  # type: ignore[union-attr]
     named: dict[str, Any] = {**dict(zip(names, node.args)), **kwargs}
