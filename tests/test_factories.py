@@ -80,3 +80,12 @@ def test_like_a_tensor_on_another_device() -> None:
         assert x.new_zeros(2, device=device).device.type == device
         assert torch.full_like(x, 2, device=device).device.type == device
         assert x.new_full((2,), 1.0, device=device).device.type == device
+
+
+def test_float64_is_spaced_in_float64() -> None:
+    torch.testing.assert_close(
+        torch.linspace(0.1, 0.3, 4, dtype=torch.float64, device="tpu").cpu(),
+        torch.linspace(0.1, 0.3, 4, dtype=torch.float64),
+        rtol=1e-15,
+        atol=0,
+    )

@@ -300,3 +300,17 @@ def test_is_set_to_compares_memory_not_values() -> None:
     assert x.is_set_to(x.view(3, 4))
     assert not x.is_set_to(x.view(12))
     assert not x.is_set_to(x.clone())
+
+
+def test_writes_under_a_mask_keep_the_other_bits() -> None:
+    """-3 in 64 bits holds bfloat16 NaNs of two kinds."""
+
+    def run(device: str) -> torch.Tensor:
+        x = torch.full((4, 6), -3).to(device)
+        narrow = x.view(torch.bfloat16)
+        mask = torch.arange(24).remainder(2).eq(0).to(device)
+        narrow.copy_(torch.where(mask, 2.0, narrow))
+        narrow.masked_fill_(mask, 3.0)
+        return x.cpu()
+
+    assert torch.equal(run("tpu"), run("cpu"))

@@ -170,9 +170,12 @@ class Builder:
         return Value(self, self.hlo.constant(splat), shape, dtype)
 
     def scalar(self, x: Operand, dtype: torch.dtype) -> Value:
-        """A 0-d value of this dtype, whether `x` came as a Python number or as a runtime scalar."""
+        """A 0-d value of this dtype, whether `x` came as a Python number or as a runtime scalar.
+
+        It is weak no more: beside a Python number, float64 would become the default dtype.
+        """
         if isinstance(x, Value):
-            return self.convert(x, dtype)
+            return Value(self, self.convert(x, dtype).ir, x.shape, dtype)
         return self.full((), x, dtype)
 
     def number(self, x: Number) -> Value:

@@ -242,14 +242,23 @@ def clamp(b: Builder, x: Value, min: Value | None = None, max: Value | None = No
     return x if max is None else b.minimum(x, max)
 
 
-@pointwise(aten.where.self, keep=["condition"])
+def chosen(b: Builder, condition: Value, x: Value, y: Value) -> Value:
+    """x or y, to the bit: XLA:CPU selects bfloat16 as float32, which changes what NaNs hold."""
+    dtype = b.promote(x, y)
+    if dtype != torch.bfloat16:
+        return b.select(condition, x, y)
+    x, y = (b.bitcast_convert(v.to(dtype), torch.int16) for v in (x, y))
+    return b.bitcast_convert(b.select(condition, x, y), dtype)
+
+
+@pointwise(aten.where.self, by="input", keep=["condition"])
 def where(b: Builder, condition: Value, x: Value, y: Value) -> Value:
-    return b.select(condition.to(torch.bool), x, y)
+    return chosen(b, condition.to(torch.bool), x, y)
 
 
-@pointwise(aten.masked_fill, keep=["mask"])
+@pointwise(aten.masked_fill, by="input", keep=["mask"])
 def masked_fill(b: Builder, x: Value, mask: Value, value: Value) -> Value:
-    return b.select(mask.to(torch.bool), value, x)
+    return chosen(b, mask.to(torch.bool), value, x)
 
 
 @python_op(aten.equal)
