@@ -241,6 +241,13 @@ def _scattered(device: str, n: int, m: int, k: int) -> Tensor:
     return _ramp(device, n, m).scatter_add(0, index, _ramp(device, n + 1, m + 2))
 
 
+def _windows(device: str, n: int, size: int, step: int) -> Tensor:
+    x = _ramp(device, n).requires_grad_()
+    (x.unfold(0, size, step).exp().sum() + x[::step].square().sum()).backward()
+    assert x.grad is not None
+    return x.grad
+
+
 # Sizes that a user of torch.compile would hardly mark, but eager code changes as it likes.
 CHANGING: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     "parts of a size": (
@@ -249,6 +256,7 @@ CHANGING: dict[str, tuple[Any, list[tuple[int, ...]]]] = {
     ),
     "grouped heads": (_grouped_attention, [(4, 4, 5), (4, 2, 5), (6, 3, 9), (6, 2, 9)]),
     "a source larger than the index": (_scattered, [(6, 6, 5), (5, 7, 3), (9, 4, 6), (4, 9, 4)]),
+    "steps": (_windows, [(10, 3, 3), (30, 3, 11), (30, 2, 7), (12, 2, 5)]),
     "channels": (
         lambda d, n, c, o: F.conv2d(_ramp(d, n, c, 6, 7), _ramp(d, o, c, 3, 3), _ramp(d, o)),
         [(2, 3, 4), (3, 5, 2), (4, 2, 9)],

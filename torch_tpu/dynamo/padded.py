@@ -80,6 +80,7 @@ _NORMALIZED: dict[Any, int] = {
 _CONVOLUTIONS: dict[Any, tuple[int, int]] = {aten.convolution: (1, 8), aten.convolution_backward: (2, 9)}
 
 _RESHAPES = {aten.view, aten._unsafe_view, aten.reshape}
+_SIZES = {"size", "stride", "shape", "n", "m"}  # what these and factories call them
 _PRODUCTS = {aten.mm, aten.bmm, aten.addmm, aten.baddbmm}
 
 
@@ -131,9 +132,8 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     assert isinstance(op, OpOverload)
     packet: Any = op.overloadpacket
     special = HANDLERS.get(op)
-    sizes = packet in FREE or packet in _RESHAPES or op in _TAKE_SIZES
-    differ = any(is_extent(v) for v in _integers(op, args, kwargs))
-    if differ and not sizes:
+    differ = {name for name, value in _integers(op, args, kwargs) if is_extent(value)}
+    if differ - _TAKE_SIZES.get(op, _SIZES if packet in FREE or packet in _RESHAPES else set()):
         raise NotImplementedError(f"{op} of a number that differs")
     if not differ and not _varies(node):
         args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
@@ -169,15 +169,15 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
     return _unmarked(g, result, fake(node)) if packet in MARKED else result
 
 
-def _integers(op: OpOverload, args: Any, kwargs: Any) -> list[Any]:
-    """The arguments that a rule takes as static ints."""
+def _integers(op: OpOverload, args: Any, kwargs: Any) -> list[tuple[str, Any]]:
+    """The arguments that a rule takes as static ints, with their names."""
     static = ("int", "Optional[int]", "List[int]", "Optional[List[int]]", "SymInt")
     values = [
         *zip(args, op._schema.arguments),
         *((kwargs[a.name], a) for a in op._schema.arguments if a.name in kwargs),
     ]
-    ordered = [v for v, a in values if str(a.type) in static or a.name in ("ord", "p")]
-    return [item for v in ordered for item in (v if isinstance(v, list | tuple) else [v])]
+    named = [(a.name, v) for v, a in values if str(a.type) in static or a.name in ("ord", "p")]
+    return [(name, item) for name, v in named for item in (v if isinstance(v, list | tuple) else [v])]
 
 
 def numbers_at_run_time(b: Builder, op: OpOverload, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -417,16 +417,24 @@ def _product_of(sizes: Sequence[int]) -> int:
 Handler = Callable[..., Any]
 HANDLERS: dict[OpOverload, Handler] = {}
 
-# Their handlers know sizes that differ among the arguments, or do not use them.
-_TAKE_SIZES = {
-    aten._scaled_dot_product_fused_attention_overrideable_backward.default,
-    aten.select.int, aten.slice.Tensor, aten.slice_scatter.default,
-    aten.slice_backward.default, aten.select_backward.default, aten.expand.default,
-    aten.arange.default, aten.arange.start, aten.arange.start_step, aten.constant_pad_nd.default,
-    aten.split_with_sizes.default, aten.as_strided.default, aten.as_strided_scatter.default,
-    aten.tril.default, aten.triu.default,
-    aten.unfold_backward.default, aten.diagonal_backward.default,
-}  # fmt: skip
+# The numbers that may differ from call to call: their handlers know these, or do not use them.
+_TAKE_SIZES: dict[OpOverload, set[str]] = {
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default: {"max_q", "max_k"},
+    aten.select.int: {"index"},
+    aten.slice.Tensor: {"start", "end"},
+    aten.slice_scatter.default: {"start", "end"},
+    aten.slice_backward.default: {"input_sizes", "start", "end"},
+    aten.select_backward.default: {"input_sizes", "index"},
+    aten.expand.default: {"size"},
+    aten.constant_pad_nd.default: {"pad"},
+    aten.split_with_sizes.default: {"split_sizes"},
+    aten.as_strided.default: {"size", "stride", "storage_offset"},
+    aten.as_strided_scatter.default: {"size", "stride", "storage_offset"},
+    aten.tril.default: {"diagonal"},
+    aten.triu.default: {"diagonal"},
+    aten.unfold_backward.default: {"input_sizes"},
+    aten.diagonal_backward.default: {"input_sizes"},
+}
 
 
 def handler(*ops: OpOverload) -> Callable[[Handler], Handler]:
