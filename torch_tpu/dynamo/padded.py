@@ -139,6 +139,7 @@ def lower(g: Graph, node: Node, specs: Specs, args: Any, kwargs: Any) -> Any:
         args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
         return g.lower(node, args, kwargs, specs)
     if special is not None:
+        args, kwargs = numbers_at_run_time(g.b, op, args, kwargs)
         return special(g, node, specs, *args, **kwargs)
     if packet in _RESHAPES:
         return _reshape(g, node)

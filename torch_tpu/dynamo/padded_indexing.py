@@ -85,7 +85,7 @@ def write_along(
     of, at, what = node.args[0], node.args[2], node.args[3]
     x = dense(g, of)
     index = clear_dense(g, at, dense(g, at), x.shape[dim % max(x.ndim, 1)] if x.ndim else 1)
-    source = dense(g, what) if isinstance(what, Node) and isinstance(source, Value) else source
+    source = dense(g, what) if isinstance(what, Node) and isinstance(fake(what), torch.Tensor) else source
     return g.lower(node, (x, dim, index, source, *rest), kwargs, specs)
 
 
@@ -105,7 +105,7 @@ def searchsorted(g: Graph, node: Node, specs: Specs, ordered: Value, values: Any
         raise NotImplementedError(f"{node.target} with a sorter")
     ordered = dense(g, of)
     padded = clear_dense(g, of, ordered, dtypes.highest(ordered.dtype), [ordered.ndim - 1])
-    values = dense(g, what) if isinstance(what, Node) else values
+    values = dense(g, what) if isinstance(what, Node) and isinstance(fake(what), torch.Tensor) else values
     found = g.lower(node, (padded, values), kwargs, specs)
     return g.b.minimum(found, _true_size(g, of, ordered.ndim - 1).to(found.dtype))
 
