@@ -148,6 +148,8 @@ def test_results_are_ordinary_tensors() -> None:
         assert y.untyped_storage().nbytes() == n * 12
         with torch.tpu.set_eager_mode("strict"):
             torch.testing.assert_close((y + 1).cpu(), wanted + 1)
+        with torch.tpu.set_eager_mode("debug"), torch.tpu.config.patch(debug_check_nan=True):
+            torch.testing.assert_close((x.to("tpu") * 2).cpu(), x * 2)  # a program that fused mode has padded
 
 
 def test_off_compiles_for_every_size() -> None:

@@ -79,7 +79,7 @@ bool holds_nan(const Value& value) {
   std::vector<char> bytes(value.nbytes());
   {
     WithoutGil released;
-    value.buffer.to_host(bytes.data(), bytes.size()).await();
+    read_to_host(value, bytes.data());
   }
   switch (value.dtype) {
     case c10::ScalarType::Float:
