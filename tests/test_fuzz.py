@@ -206,6 +206,8 @@ def test_calls_end_as_on_the_cpu(made: tuple[str, Callable[[Any], Any]]) -> None
     expected, found = outcome(call, torch.clone), outcome(call, lambda t: t.clone().to("tpu"))
     if isinstance(expected, Exception) and BY_VALUE.search(str(expected)):
         return
+    if "isin" in shown and "view size" in str(expected):  # the CPU wants to view transposed elements as one row
+        return
     if isinstance(expected, Exception) or isinstance(found, Exception):
         assert type(found) is type(expected), f"{shown}\nCPU: {expected!r}\ntpu: {found!r}"
         return
