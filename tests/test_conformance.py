@@ -8,7 +8,7 @@ import torch
 from benchmarks.coverage_checks import MODES, key_of, run_op
 
 SMOKE = {
-    "forward": ["nn.functional.gelu", "linalg.cholesky"],
+    "forward": ["nn.functional.gelu", "linalg.cholesky", "sparse.sampled_addmm"],
     "out": ["kron", "geqrf", "native_batch_norm"],
     "inplace": ["nn.functional.dropout", "index_add"],
     "strided": ["matmul", "cumsum"],
@@ -30,7 +30,7 @@ SMOKE = {
     "optimizers": ["Rprop"],
 }
 # Right, though on the CPU.
-FALLBACK = {"to_sparse"}
+FALLBACK = {"sparse.sampled_addmm"}
 
 
 def test_every_mode_is_here() -> None:
