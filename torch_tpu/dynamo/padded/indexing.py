@@ -15,24 +15,24 @@ from torch_tpu.lowering import dtypes
 from torch_tpu.lowering.indices import scatter_dims
 from torch_tpu.lowering.value import Value
 
-from .padded import (
+from ..plan import fake
+from ..shapes import expression, is_symbolic
+from .core import (
     Specs,
-    _from,
-    _i32,
-    _true_size,
     clear_dense,
     dense,
     element_at,
     handler,
+    int32,
     is_extent,
     padded_place,
     row_major,
+    true_size,
+    window,
 )
-from .plan import fake
-from .shapes import expression, is_symbolic
 
 if TYPE_CHECKING:
-    from .lower import Graph
+    from ..lower import Graph
 
 aten = torch.ops.aten
 
@@ -54,7 +54,7 @@ def _from_true_end(g: Graph, of: Any, indices: Sequence[Any], past: bool) -> lis
             continue
         if where is not None:
             if is_symbolic(fake(of).shape[d]):
-                where = g.b.select(where < 0, where + _true_size(g, of, d).to(where.dtype), where)
+                where = g.b.select(where < 0, where + true_size(g, of, d).to(where.dtype), where)
             if past:
                 where = clear_dense(g, at, where, g.sizes(fake(of).shape[d]))
         placed.append(where)
@@ -107,7 +107,7 @@ def searchsorted(g: Graph, node: Node, specs: Specs, ordered: Value, values: Any
     padded = clear_dense(g, of, ordered, dtypes.highest(ordered.dtype), [ordered.ndim - 1])
     values = dense(g, what) if isinstance(what, Node) and isinstance(fake(what), torch.Tensor) else values
     found = g.lower(node, (padded, values), kwargs, specs)
-    return g.b.minimum(found, _true_size(g, of, ordered.ndim - 1).to(found.dtype))
+    return g.b.minimum(found, true_size(g, of, ordered.ndim - 1).to(found.dtype))
 
 
 @handler(aten.kthvalue.default)
@@ -127,8 +127,8 @@ def split(g: Graph, node: Node, specs: Specs, x: Value, sizes: Sequence[int], di
         return g.lower(node, (x, sizes, dim), {}, specs)
     parts, start = [], g.b.full((), 0, torch.int32)
     for size in sizes:
-        parts.append(_from(g, x, dim, start, int(size)))
-        start = start + _i32(g, size)
+        parts.append(window(g, x, dim, start, int(size)))
+        start = start + int32(g, size)
     return parts
 
 
@@ -137,9 +137,9 @@ def _places(g: Graph, node: Node, shape: Sequence[int], strides: Sequence[int], 
     source: Any = node.args[0]
     if not row_major(fake(source)) or (offset is None and expression(fake(source).storage_offset()) != 0):
         raise NotImplementedError(f"{node.target} of a tensor that is not contiguous")
-    place = g.b.broadcast_to(_i32(g, offset or 0), shape)
+    place = g.b.broadcast_to(int32(g, offset or 0), shape)
     for d, stride in enumerate(strides):
-        place = place + g.b.iota(shape, d, torch.int32) * g.b.broadcast_to(_i32(g, stride), shape)
+        place = place + g.b.iota(shape, d, torch.int32) * g.b.broadcast_to(int32(g, stride), shape)
     return place
 
 
@@ -177,7 +177,7 @@ def triangle(g: Graph, node: Node, specs: Specs, x: Value, diagonal: int = 0) ->
     if not is_extent(diagonal):
         return g.lower(node, (x, diagonal), {}, specs)
     above = b.iota(x.shape, x.ndim - 1, torch.int32) - b.iota(x.shape, x.ndim - 2, torch.int32)
-    edge = b.broadcast_to(_i32(g, diagonal), x.shape)
+    edge = b.broadcast_to(int32(g, diagonal), x.shape)
     return b.select(above <= edge if node.target is aten.tril.default else above >= edge, x, 0)
 
 
@@ -196,8 +196,8 @@ def constant_pad(g: Graph, node: Node, specs: Specs, x: Value, pad: Sequence[Any
         d = rank - 1 - i
         if is_extent(before):  # as many places in front as there could be, then from where it truly begins
             room = [spec.shape[d] if at == d else 0 for at in range(rank)]
-            start = b.full((), spec.shape[d], torch.int32) - _i32(g, before)
-            x = _from(g, b.pad(x, fill, room, room), d, start, spec.shape[d])
+            start = b.full((), spec.shape[d], torch.int32) - int32(g, before)
+            x = window(g, b.pad(x, fill, room, room), d, start, spec.shape[d])
         else:
             low = [before if at == d else 0 for at in range(rank)]
             high = [spec.shape[d] - x.shape[d] - before if at == d else 0 for at in range(rank)]
