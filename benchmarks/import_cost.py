@@ -13,12 +13,12 @@ import sys
 from dataclasses import dataclass
 
 PROGRAM = """
-import json, time
+import json, sys, time
 begin = time.process_time()
 import torch
 seconds = time.process_time() - begin
 rss = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
-print(json.dumps([seconds * 1e3, rss / 1024, hasattr(torch, "tpu")]))
+print(json.dumps([seconds * 1e3, rss / 1024, hasattr(torch, "tpu"), sorted(sys.modules)]))
 """
 
 
@@ -28,17 +28,19 @@ class Cost:
 
     milliseconds: float
     mebibytes: float
+    modules: set[str]
     stderr: str
 
 
-def import_torch(autoload: bool) -> tuple[float, float, str]:
-    """Import torch in a fresh process; return CPU milliseconds, MiB resident and what it wrote to stderr."""
+def import_torch(autoload: bool) -> tuple[float, float, set[str], str]:
+    """Import torch in a fresh process; return CPU milliseconds, MiB resident, the modules that are there then, and what
+    it wrote to stderr."""
     env = os.environ | {"TORCH_DEVICE_BACKEND_AUTOLOAD": str(int(autoload))}
     process = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, check=True)
-    milliseconds, mebibytes, loaded = json.loads(process.stdout)
+    milliseconds, mebibytes, loaded, modules = json.loads(process.stdout)
     if loaded != autoload:
         raise RuntimeError("torch_tpu is not installed" if autoload else "torch_tpu was loaded in spite of the switch")
-    return milliseconds, mebibytes, process.stderr
+    return milliseconds, mebibytes, set(modules), process.stderr
 
 
 def import_cost(rounds: int = 7) -> Cost:
@@ -49,7 +51,8 @@ def import_cost(rounds: int = 7) -> Cost:
     return Cost(
         min(r[0] for r in with_) - min(r[0] for r in without),
         statistics.median(r[1] for r in with_) - statistics.median(r[1] for r in without),
-        with_[0][2],
+        with_[0][2] - without[0][2],
+        with_[0][3],
     )
 
 
