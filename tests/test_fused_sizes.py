@@ -178,6 +178,21 @@ def test_explain_says_why_sizes_are_exact() -> None:
     assert "fused mode: exact sizes, aten.median.dim is not known" in str(torch.tpu.explain())
 
 
+def test_a_bucket_that_cannot_be_compiled_is_tried_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def refuse(*_: Any) -> Any:
+        tried.append(1)
+        raise RuntimeError("the compiler refuses")
+
+    monkeypatch.setattr(recorded.programs, "executable", refuse)
+    for n in (5, 6, 7, 9, 17):
+        x = torch.randn(n, 11)
+        torch.testing.assert_close((x.to("tpu").sinh() - 7).cpu(), x.sinh() - 7)
+    assert len(tried) == 1
+    assert "fused mode: exact sizes, the compiler refuses" in str(torch.tpu.explain())
+
+
 sizes = st.integers(2, 600)
 
 

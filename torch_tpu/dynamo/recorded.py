@@ -189,7 +189,11 @@ class _Template:
         key = (tuple(padded_values), tuple(left), factor, minimum)
         fresh = key not in self._programs
         if fresh:
-            self._programs[key] = programs.executable(plan, graph.options)[0]
+            try:
+                self._programs[key] = programs.executable(plan, graph.options)[0]
+            except (NotImplementedError, RuntimeError, ValueError) as error:  # not to be tried for every size
+                self.reason = str(error)
+                raise
         return Padding(
             self._programs[key],
             fresh,
